@@ -1,0 +1,60 @@
+#include <gtest/gtest.h>
+
+#include "base/bytes.hpp"
+#include "base/ids.hpp"
+#include "base/log.hpp"
+#include "base/result.hpp"
+
+namespace kvasir {
+namespace {
+
+TEST(Errc, TableIsTotalAndWireCodesAreUnique) {
+    for (int i = 0; i < static_cast<int>(Errc::kCount_); ++i) {
+        const auto code = static_cast<Errc>(i);
+        EXPECT_FALSE(errc_info(code).name.empty()) << i;
+        EXPECT_NE(errc_info(code).exit_code, 0) << i;
+        EXPECT_EQ(errc_from_wire(errc_info(code).wire_code), code) << i;
+    }
+    EXPECT_EQ(errc_from_wire(0), Errc::kProtocol);
+    EXPECT_EQ(errc_from_wire(65535), Errc::kProtocol);
+}
+
+TEST(Bytes, RoundTripIsLittleEndian) {
+    ByteWriter out;
+    out.u16(0x0102);
+    out.u32(0x03040506);
+    out.u64(0x0708090a0b0c0d0e);
+    out.f32(1.0f);
+    EXPECT_EQ(out.data()[0], 0x02);
+    ByteReader in(out.data());
+    EXPECT_EQ(in.u16(), 0x0102);
+    EXPECT_EQ(in.u32(), 0x03040506u);
+    EXPECT_EQ(in.u64(), 0x0708090a0b0c0d0eu);
+    EXPECT_EQ(in.f32(), 1.0f);
+    EXPECT_TRUE(in.finished());
+}
+
+TEST(Bytes, ReadingPastTheEndFailsAndStaysFailed) {
+    const uint8_t data[3] = {1, 2, 3};
+    ByteReader in(data);
+    EXPECT_EQ(in.u32(), 0u);
+    EXPECT_TRUE(in.failed());
+    EXPECT_EQ(in.u8(), 0);
+    EXPECT_FALSE(in.finished());
+    ByteReader huge(data);
+    EXPECT_TRUE(huge.bytes(~uint64_t{0}).empty());
+    EXPECT_TRUE(huge.failed());
+}
+
+TEST(Printable, NeutralisesControlAndHighBytes) {
+    EXPECT_EQ(printable("a\x1b[31m\nb\xff"), "a?[31m?b?");
+    EXPECT_EQ(printable(std::string(300, 'x')).size(), 203u);
+}
+
+TEST(Ids, LayerKeyText) {
+    EXPECT_EQ(to_string(LayerKey{12, 0}), "12");
+    EXPECT_EQ(to_string(LayerKey{12, 1}), "12c");
+}
+
+}  // namespace
+}  // namespace kvasir

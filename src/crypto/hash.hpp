@@ -1,0 +1,32 @@
+// SHA-256 over OpenSSL's EVP, one-shot and streaming.
+//
+// Used by manifest, slice, build fingerprint, and `logits_sha256`. Thread: one Hasher per thread.
+// Owns: its EVP context.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/ids.hpp"
+
+namespace kvasir::crypto {
+
+Sha256 sha256(std::span<const uint8_t> data);
+
+class Hasher {
+public:
+    Hasher();
+    Hasher(Hasher&&) noexcept;
+    Hasher& operator=(Hasher&&) noexcept;
+    ~Hasher();
+    void update(std::span<const uint8_t> data);
+    Sha256 finish();  // then reset: may be used again
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvasir::crypto

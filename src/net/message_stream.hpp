@@ -1,0 +1,98 @@
+// MessageStream: WebSocket messages over a connected, non-blocking socket, after the upgrade.
+//
+// Used by worker and backbone (and later the relay). The socket belongs to whoever calls: there is no
+// thread and no reactor inside, so the computing thread can send and receive without a hand-over.
+// Pings are answered, pongs noted, fragments joined inside. Outgoing bytes that the kernel does not
+// take at once are kept in a bounded buffer.
+// Thread: not thread-safe; the owner serialises (the backbone holds the session's mutex).
+// Owns: the socket and two buffers. Limits: MessageLimits.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.hpp"
+#include "wire/ws.hpp"
+
+namespace kvasir::net {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+// A file descriptor that closes itself.
+class UniqueFd {
+public:
+    UniqueFd() = default;
+    explicit UniqueFd(int fd) : fd_(fd) {}
+    UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+    UniqueFd& operator=(UniqueFd&& other) noexcept;
+    ~UniqueFd() { reset(); }
+    int get() const { return fd_; }
+    int release() { int fd = fd_; fd_ = -1; return fd; }
+    void reset(int fd = -1);
+    explicit operator bool() const { return fd_ >= 0; }
+
+private:
+    int fd_ = -1;
+};
+
+enum class Side : uint8_t { kClient, kServer };  // clients mask (with a zero key), servers do not
+
+struct MessageLimits {
+    uint64_t message_bytes_max = (uint64_t{64} << 20);     // summed over fragments, checked while streaming
+    uint64_t unsent_bytes_max = (uint64_t{128} << 20);     // enqueue() beyond this is kBusy
+    uint32_t control_per_second_max = 100;                 // pings a peer may send; more is kProtocol
+};
+
+struct StreamCounters {
+    uint64_t bytes_in = 0;   // on the wire, WebSocket headers included
+    uint64_t bytes_out = 0;
+    uint64_t messages_in = 0;
+    uint64_t messages_out = 0;
+};
+
+class MessageStream {
+public:
+    // `leftover`: bytes that arrived together with the end of the HTTP upgrade. Sets O_NONBLOCK and TCP_NODELAY.
+    MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftover, MessageLimits limits = {});
+    MessageStream(MessageStream&&) noexcept;
+    MessageStream& operator=(MessageStream&&) noexcept;
+    ~MessageStream();
+
+    int fd() const;
+    bool closed() const;
+    const StreamCounters& counters() const;
+    // When the last byte arrived from the peer.
+    Clock::time_point last_heard() const;
+
+    // Queues one binary message made of the concatenation of `pieces` and writes what the kernel takes now
+    // (one writev when nothing is pending: no copy). Errors: kBusy (unsent bytes over the limit; nothing queued), kClosed, kIo.
+    Status enqueue(std::span<const std::span<const uint8_t>> pieces);
+    Status enqueue(std::span<const uint8_t> message);
+    Status enqueue_ping();  // WebSocket-level ping
+    bool wants_write() const;
+    // Writes pending bytes without blocking. Errors: kClosed, kIo.
+    Status flush();
+    // Blocks until nothing is pending, or the deadline (kTimeout).
+    Status flush_until(Deadline deadline);
+
+    // The next complete message, or nullopt if it has not fully arrived; never blocks. Reads as much as is there.
+    // The view is valid until the next call on this object. Errors: kClosed (peer closed or close frame), kProtocol,
+    // kLimit, kIo; after an error the stream is closed() (a close frame with the matching code was attempted).
+    Result<std::optional<std::span<const uint8_t>>> try_receive();
+    // The same, waiting until the deadline (kTimeout leaves the stream usable).
+    Result<std::span<const uint8_t>> receive(Deadline deadline);
+
+    // Sends a close frame (best effort, never blocks) and shuts the socket down.
+    void close(uint16_t ws_code = 1000);
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvasir::net

@@ -1,0 +1,56 @@
+// Dialing out and accepting in: TCP + HTTP upgrade to WebSocket, then a MessageStream.
+//
+// Used by the worker (dial) and the backbone's hub (Listener). This is the only part that needs Beast (HTTP parsing);
+// whatever arrived behind the upgrade request or response is handed on as the stream's leftover.
+// Subprotocol "kvasir.1" is required both ways; any path is accepted under "/kvasir".
+// Limits: HandshakeLimits; plain HTTP requests get 426, garbage gets a close; all within the deadline.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/result.hpp"
+#include "net/message_stream.hpp"
+
+namespace kvasir::net {
+
+struct Endpoint {
+    bool tls = false;        // ws:// or wss://
+    std::string host;
+    uint16_t port = 0;
+    std::string path = "/kvasir";
+};
+// "ws://HOST:PORT[/path]"; IPv6 in brackets. Errors: kUsage naming what is wrong. wss is kUnsupported for now.
+Result<Endpoint> parse_url(const std::string& url);
+// "HOST:PORT", ":PORT", "[::1]:PORT"; port 0 lets the system choose.
+Result<Endpoint> parse_listen(const std::string& address);
+
+struct HandshakeLimits {
+    std::chrono::milliseconds deadline{10000};  // for the whole handshake
+    uint32_t header_bytes_max = 8192;
+    uint32_t pending_max = 64;                  // handshakes under way; more connections wait in the backlog
+};
+
+// Blocking dial with a deadline. Errors: kIo (resolve, connect), kTimeout, kProtocol (no upgrade; says the HTTP status).
+// Thread: any, reentrant.
+Result<MessageStream> dial(const Endpoint& endpoint, const HandshakeLimits& handshake = {},
+                           MessageLimits limits = {});
+
+// Accepts connections on its own thread and hands over upgraded streams.
+class Listener {
+public:
+    // Called on the listener's thread; must not block.
+    using OnStream = std::function<void(MessageStream stream, std::string peer_address)>;
+
+    // Errors: kEnvironment (address in use, no permission), kUsage.
+    static Result<std::unique_ptr<Listener>> make(const Endpoint& listen, OnStream on_stream,
+                                                  const HandshakeLimits& handshake = {},
+                                                  MessageLimits limits = {});
+    virtual ~Listener() = default;      // stops and joins
+    virtual uint16_t port() const = 0;  // the real one
+};
+
+}  // namespace kvasir::net
