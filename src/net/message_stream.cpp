@@ -1,0 +1,461 @@
+#include "net/message_stream.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/log.hpp"
+#include "net/message_reader.hpp"
+#include "net/send_buffer.hpp"
+
+namespace kvasir::net {
+namespace {
+
+using wire::WsHeader;
+using wire::WsOpcode;
+
+constexpr uint16_t kCloseProtocol = 1002;
+constexpr uint16_t kCloseUnsupported = 1003;
+constexpr uint16_t kCloseTooBig = 1009;
+
+constexpr size_t kPiecesDirectMax = 15;             // more are copied before they are sent
+constexpr uint64_t kReceiveBytesPerCall = 8 << 20;  // then the caller gets a turn
+constexpr size_t kDrainBytesMax = 1 << 20;          // thrown away before a close, see drain()
+
+std::string errno_text(const char* what, int error) {
+    return std::string(what) + ": " + std::generic_category().message(error);
+}
+
+Error socket_error(const char* what, int error) {
+    const bool gone = error == EPIPE || error == ECONNRESET || error == ECONNABORTED;
+    return {gone ? Errc::kClosed : Errc::kIo, errno_text(what, error)};
+}
+
+// Codes that may stand in a close frame (RFC 6455 section 7.4).
+bool legal_close_code(uint16_t code) {
+    if (code >= 3000 && code <= 4999) return true;
+    return code >= 1000 && code <= 1014 && code != 1004 && code != 1005 && code != 1006;
+}
+
+uint16_t close_code_for(Errc code) {
+    if (code == Errc::kLimit) return kCloseTooBig;
+    return code == Errc::kUnsupported ? kCloseUnsupported : kCloseProtocol;
+}
+
+// Waits for `events` on the socket. false: the deadline passed.
+Result<bool> wait_for(int fd, short events, Deadline deadline) {
+    while (true) {
+        const auto now = Clock::now();
+        const auto left = deadline <= now ? Clock::duration::zero() : deadline - now;
+        const auto slice = std::min<Clock::duration>(left, std::chrono::hours(1));
+        const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(slice);
+        timespec timeout = {};
+        timeout.tv_sec = seconds.count();
+        timeout.tv_nsec =
+            std::chrono::duration_cast<std::chrono::nanoseconds>(slice - seconds).count();
+        pollfd entry = {fd, events, 0};
+        const int ready = ::ppoll(&entry, 1, &timeout, nullptr);
+        if (ready > 0) return true;
+        if (ready < 0 && errno != EINTR) return fail(Errc::kIo, errno_text("poll", errno));
+        if (Clock::now() >= deadline) return false;
+    }
+}
+
+}  // namespace
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+    if (this != &other) reset(other.release());
+    return *this;
+}
+
+void UniqueFd::reset(int fd) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = fd;
+}
+
+struct MessageStream::Impl {
+    Impl(UniqueFd socket, Side side_in, MessageLimits limits_in)
+        : fd(std::move(socket)),
+          side(side_in),
+          limits(limits_in),
+          reader(side_in == Side::kServer, limits_in.message_bytes_max) {}
+
+    Status send_frame(WsOpcode opcode, std::span<const std::span<const uint8_t>> pieces);
+    Result<uint64_t> send_some(std::span<iovec> vectors);
+    Status send_direct(std::span<iovec> vectors);
+    Status flush();
+    void send_owed_pong();
+    Error write_failed(int error);
+
+    Result<std::optional<std::span<const uint8_t>>> next_message();
+    Status on_control(const MessageReader::Event& event);
+    Status count_control();
+    void on_ping(std::span<const uint8_t> payload);
+    Error on_close(std::span<const uint8_t> payload);
+
+    void close(uint16_t code);
+    void drain();
+
+    // Constant after construction
+    UniqueFd fd;
+    Side side;
+    MessageLimits limits;
+
+    MessageReader reader;
+    SendBuffer unsent;
+    StreamCounters counters;
+    Clock::time_point last_heard = Clock::now();
+    bool closed = false;         // nothing goes either way any more
+    bool write_closed = false;   // a write failed; what had arrived can still be read
+
+    // Control frames from the peer are counted in windows of one second.
+    Clock::time_point control_window = {};
+    uint32_t control_count = 0;
+    // A pong waits until the one before it has left, and only the newest ping is answered: a peer
+    // that pings and never reads costs two frames of memory.
+    uint64_t pong_sent_at = 0;  // counters.bytes_out once the last pong has left
+    std::optional<std::vector<uint8_t>> ping_owed;
+};
+
+// ---- sending ----
+
+Error MessageStream::Impl::write_failed(int error) {
+    write_closed = true;
+    unsent.clear();
+    ping_owed.reset();
+    return socket_error("send", error);
+}
+
+// One sendmsg; 0 when the kernel takes nothing now.
+Result<uint64_t> MessageStream::Impl::send_some(std::span<iovec> vectors) {
+    msghdr message = {};
+    message.msg_iov = vectors.data();
+    message.msg_iovlen = vectors.size();
+    while (true) {
+        const ssize_t sent = ::sendmsg(fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) {
+            counters.bytes_out += static_cast<uint64_t>(sent);
+            return static_cast<uint64_t>(sent);
+        }
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return uint64_t{0};
+        if (errno != EINTR) return tl::unexpected(write_failed(errno));
+    }
+}
+
+// Sends `vectors` from where they lie; what the kernel does not take is copied to `unsent`.
+Status MessageStream::Impl::send_direct(std::span<iovec> vectors) {
+    while (!vectors.empty()) {
+        auto sent = send_some(vectors);
+        if (!sent) return tl::unexpected(std::move(sent.error()));
+        uint64_t left = *sent;
+        while (!vectors.empty() && left >= vectors.front().iov_len) {
+            left -= vectors.front().iov_len;
+            vectors = vectors.subspan(1);
+        }
+        if (vectors.empty()) return {};
+        vectors.front().iov_base = static_cast<uint8_t*>(vectors.front().iov_base) + left;
+        vectors.front().iov_len -= left;
+        if (*sent == 0) break;
+    }
+    for (const iovec& vector : vectors) {
+        unsent.append({static_cast<const uint8_t*>(vector.iov_base), vector.iov_len});
+    }
+    return {};
+}
+
+Status MessageStream::Impl::send_frame(WsOpcode opcode,
+                                       std::span<const std::span<const uint8_t>> pieces) {
+    WsHeader header;
+    header.opcode = opcode;
+    header.masked = side == Side::kClient;  // with the zero key: docs/protocol.md says why
+    for (const auto& piece : pieces) header.payload_bytes += piece.size();
+    std::array<uint8_t, wire::kWsHeaderBytesMax> head;
+    const size_t head_bytes = wire::encode_ws_header(header, head);
+
+    if (unsent.empty() && pieces.size() <= kPiecesDirectMax) {
+        std::array<iovec, kPiecesDirectMax + 1> vectors;
+        size_t count = 0;
+        vectors[count++] = {head.data(), head_bytes};
+        for (const auto& piece : pieces) {
+            if (piece.empty()) continue;
+            vectors[count++] = {const_cast<uint8_t*>(piece.data()), piece.size()};
+        }
+        return send_direct({vectors.data(), count});
+    }
+    unsent.append({head.data(), head_bytes});
+    for (const auto& piece : pieces) unsent.append(piece);
+    return flush();
+}
+
+Status MessageStream::Impl::flush() {
+    while (!unsent.empty()) {
+        std::array<iovec, 16> vectors;
+        const size_t count = unsent.gather(vectors);
+        auto sent = send_some({vectors.data(), count});
+        if (!sent) return tl::unexpected(std::move(sent.error()));
+        if (*sent == 0) break;
+        unsent.consume(*sent);
+    }
+    if (ping_owed && !write_closed) send_owed_pong();
+    return {};
+}
+
+void MessageStream::Impl::send_owed_pong() {
+    if (counters.bytes_out < pong_sent_at) return;
+    const std::vector<uint8_t> payload = std::move(*ping_owed);
+    ping_owed.reset();
+    const std::span<const uint8_t> piece(payload);
+    // A failure shows as write_closed; reading goes on.
+    if (send_frame(WsOpcode::kPong, {&piece, 1})) pong_sent_at = counters.bytes_out + unsent.size();
+}
+
+// ---- receiving ----
+
+Result<std::optional<std::span<const uint8_t>>> MessageStream::Impl::next_message() {
+    while (true) {
+        auto event = reader.next();
+        if (!event) return tl::unexpected(std::move(event.error()));
+        if (!*event) return std::nullopt;
+        if ((*event)->opcode == WsOpcode::kBinary) {
+            ++counters.messages_in;
+            return (*event)->payload;
+        }
+        if (auto status = on_control(**event); !status) {
+            return tl::unexpected(std::move(status.error()));
+        }
+    }
+}
+
+Status MessageStream::Impl::on_control(const MessageReader::Event& event) {
+    if (event.opcode == WsOpcode::kClose) return tl::unexpected(on_close(event.payload));
+    if (auto status = count_control(); !status) return status;
+    if (event.opcode == WsOpcode::kPing) on_ping(event.payload);
+    return {};
+}
+
+Status MessageStream::Impl::count_control() {
+    const auto now = Clock::now();
+    if (now - control_window >= std::chrono::seconds(1)) {
+        control_window = now;
+        control_count = 0;
+    }
+    if (++control_count <= limits.control_per_second_max) return {};
+    return fail(Errc::kProtocol, "websocket: more than " +
+                                     std::to_string(limits.control_per_second_max) +
+                                     " pings and pongs in a second");
+}
+
+void MessageStream::Impl::on_ping(std::span<const uint8_t> payload) {
+    if (write_closed) return;
+    ping_owed.emplace(payload.begin(), payload.end());
+    send_owed_pong();
+}
+
+// The peer says goodbye: what it said, as an error; its code is echoed.
+Error MessageStream::Impl::on_close(std::span<const uint8_t> payload) {
+    if (payload.empty()) {
+        close(1000);
+        return {Errc::kClosed, "the peer closed the connection"};
+    }
+    const uint16_t code =
+        payload.size() < 2 ? 0 : static_cast<uint16_t>(payload[0] << 8 | payload[1]);
+    if (!legal_close_code(code)) {
+        return {Errc::kProtocol, "websocket: malformed close frame"};
+    }
+    close(code);
+    const auto reason = payload.subspan(2);
+    std::string detail = "the peer closed the connection with code " + std::to_string(code);
+    if (!reason.empty()) {
+        detail += ": " + printable({reinterpret_cast<const char*>(reason.data()), reason.size()});
+    }
+    return {Errc::kClosed, std::move(detail)};
+}
+
+// ---- closing ----
+
+// Closing a socket with unread bytes sends a reset, which can overtake the close frame (and an ERROR
+// frame in front of it) at the peer. Reading them first makes that unlikely, and is bounded.
+void MessageStream::Impl::drain() {
+    std::array<uint8_t, 16384> sink;
+    for (size_t total = 0; total < kDrainBytesMax;) {
+        const ssize_t got = ::recv(fd.get(), sink.data(), sink.size(), MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return;
+        total += static_cast<size_t>(got);
+    }
+}
+
+void MessageStream::Impl::close(uint16_t code) {
+    if (closed) return;
+    closed = true;
+    if (!write_closed) {
+        const std::array<uint8_t, 2> payload = {static_cast<uint8_t>(code >> 8),
+                                                static_cast<uint8_t>(code)};
+        const std::span<const uint8_t> piece(payload);
+        ping_owed.reset();
+        (void)send_frame(WsOpcode::kClose, {&piece, 1});  // best effort
+    }
+    write_closed = true;
+    unsent.clear();
+    ping_owed.reset();
+    ::shutdown(fd.get(), SHUT_WR);
+    drain();
+    ::shutdown(fd.get(), SHUT_RDWR);
+}
+
+// ---- the public face ----
+
+MessageStream::MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftover,
+                             MessageLimits limits)
+    : impl_(std::make_unique<Impl>(std::move(fd), side, limits)) {
+    const int socket = impl_->fd.get();
+    if (const int flags = ::fcntl(socket, F_GETFL); flags >= 0) {
+        (void)::fcntl(socket, F_SETFL, flags | O_NONBLOCK);
+    }
+    const int on = 1;  // fails on a socket that is not TCP, which needs none
+    (void)::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    impl_->counters.bytes_in += leftover.size();
+    for (std::span<const uint8_t> rest = leftover; !rest.empty();) {
+        auto room = impl_->reader.writable();
+        if (!room) {
+            impl_->close(close_code_for(room.error().code));
+            return;
+        }
+        const size_t count = std::min(rest.size(), room->size());
+        std::memcpy(room->data(), rest.data(), count);
+        impl_->reader.commit(count);
+        rest = rest.subspan(count);
+    }
+}
+
+MessageStream::MessageStream(MessageStream&&) noexcept = default;
+MessageStream& MessageStream::operator=(MessageStream&&) noexcept = default;
+MessageStream::~MessageStream() = default;
+
+int MessageStream::fd() const { return impl_->fd.get(); }
+bool MessageStream::closed() const { return !impl_ || impl_->closed || impl_->write_closed; }
+const StreamCounters& MessageStream::counters() const { return impl_->counters; }
+Clock::time_point MessageStream::last_heard() const { return impl_->last_heard; }
+bool MessageStream::wants_write() const { return !impl_->unsent.empty(); }
+
+Status MessageStream::enqueue(std::span<const std::span<const uint8_t>> pieces) {
+    if (closed()) return fail(Errc::kClosed, "the connection is closed");
+    uint64_t bytes = 0;
+    for (const auto& piece : pieces) bytes += piece.size();
+    const uint64_t unsent_max = impl_->limits.unsent_bytes_max;
+    if (bytes > std::min(impl_->limits.message_bytes_max, unsent_max)) {
+        return fail(Errc::kLimit, "message of " + std::to_string(bytes) +
+                                      " bytes is over the limit of the connection");
+    }
+    if (auto status = impl_->flush(); !status) return status;
+    if (impl_->unsent.size() > unsent_max - bytes) {
+        return fail(Errc::kBusy, "the peer reads too slowly: " +
+                                     std::to_string(impl_->unsent.size()) + " bytes are unsent");
+    }
+    auto status = impl_->send_frame(WsOpcode::kBinary, pieces);
+    if (status) ++impl_->counters.messages_out;
+    return status;
+}
+
+Status MessageStream::enqueue(std::span<const uint8_t> message) {
+    return enqueue(std::span<const std::span<const uint8_t>>(&message, 1));
+}
+
+Status MessageStream::enqueue_ping() {
+    if (closed()) return fail(Errc::kClosed, "the connection is closed");
+    if (auto status = impl_->flush(); !status) return status;
+    if (impl_->unsent.size() >= impl_->limits.unsent_bytes_max) {
+        return fail(Errc::kBusy, "the peer reads too slowly");
+    }
+    return impl_->send_frame(WsOpcode::kPing, {});
+}
+
+Status MessageStream::flush() {
+    if (closed()) return fail(Errc::kClosed, "the connection is closed");
+    return impl_->flush();
+}
+
+Status MessageStream::flush_until(Deadline deadline) {
+    while (true) {
+        if (auto status = flush(); !status) return status;
+        if (!wants_write()) return {};
+        auto ready = wait_for(fd(), POLLOUT, deadline);
+        if (!ready) return tl::unexpected(std::move(ready.error()));
+        if (!*ready) return fail(Errc::kTimeout, "the peer did not take the bytes in time");
+    }
+}
+
+Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
+    if (!impl_ || impl_->closed) return fail(Errc::kClosed, "the connection is closed");
+    Impl& impl = *impl_;
+    uint64_t budget = kReceiveBytesPerCall;
+    bool drained = false;
+    while (true) {
+        auto message = impl.next_message();
+        if (!message) {
+            impl.close(close_code_for(message.error().code));
+            return message;
+        }
+        if (*message || drained || budget == 0) return message;
+
+        auto room = impl.reader.writable();
+        if (!room) {
+            impl.close(close_code_for(room.error().code));
+            return tl::unexpected(std::move(room.error()));
+        }
+        const ssize_t got = ::recv(impl.fd.get(), room->data(), room->size(), MSG_DONTWAIT);
+        if (got > 0) {
+            const auto count = static_cast<size_t>(got);
+            impl.reader.commit(count);
+            impl.counters.bytes_in += count;
+            impl.last_heard = Clock::now();
+            budget -= std::min<uint64_t>(budget, count);
+            drained = count < room->size();  // the kernel had no more; if it has by now, poll says so
+        } else if (got == 0) {
+            const bool partial = impl.reader.partial();
+            impl.close(1000);
+            return fail(Errc::kClosed, partial ? "the connection ended in the middle of a message"
+                                               : "the connection ended without a close frame");
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            return std::nullopt;
+        } else if (errno != EINTR) {
+            const Error error = socket_error("recv", errno);
+            impl.write_closed = true;  // nothing can be sent on it either
+            impl.close(1000);
+            return tl::unexpected(error);
+        }
+    }
+}
+
+Result<std::span<const uint8_t>> MessageStream::receive(Deadline deadline) {
+    while (true) {
+        auto message = try_receive();
+        if (!message) return tl::unexpected(std::move(message.error()));
+        if (*message) return **message;
+        // Asked here too: a peer that drips bytes keeps the socket readable for ever.
+        if (Clock::now() >= deadline) return fail(Errc::kTimeout, "no message arrived in time");
+        const short events = wants_write() ? POLLIN | POLLOUT : POLLIN;
+        auto ready = wait_for(fd(), events, deadline);
+        if (!ready) return tl::unexpected(std::move(ready.error()));
+        if (!*ready) return fail(Errc::kTimeout, "no message arrived in time");
+        if (wants_write()) (void)impl_->flush();  // a failure ends sending only
+    }
+}
+
+void MessageStream::close(uint16_t ws_code) {
+    if (impl_) impl_->close(ws_code);
+}
+
+}  // namespace kvasir::net
