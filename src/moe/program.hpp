@@ -25,7 +25,7 @@ enum class OpKind : uint8_t {
     kAddBias = 2,   // out = a + bias[role][expert]
     kMulScale = 3,  // out = a * scale[role][expert]
     kUnary = 4,     // out = unary(a)
-    kGlu = 5,       // out = glu(a, b)   (split form: a is the gate, b the other half, or `swapped`)
+    kGlu = 5,       // out = glu(a, b)   a goes through the activation, b is the other half
     kMul = 6,       // out = a * b       elementwise, same width
     kAdd = 7,       // out = a + b
     kScale = 8,     // out = a * f0 + f1
@@ -46,7 +46,6 @@ struct ProgramOp {
     uint8_t sub = 0;                  // UnaryKind or GluKind
     uint8_t a = 0;                    // register
     uint8_t b = 0;                    // register (kGlu, kMul, kAdd)
-    uint8_t swapped = 0;              // kGlu
     float f0 = 0, f1 = 0;             // kScale, kClamp, kGlu (alpha, limit)
     uint32_t view_begin = 0;          // kView, in elements
     uint32_t view_count = 0;
