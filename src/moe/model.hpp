@@ -6,6 +6,7 @@
 // not know is an error, not a guess. A slice (a mini-GGUF with kvasir.* keys) opens the same way:
 // its banks then hold local experts, and `global_ids` says which they are.
 // Thread: immutable after opening, share freely. Owns: headers, no tensor data.
+// Limits: kBankExpertsMax experts in a bank, kModelExpertsMax in a model, kLayersMax layers.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,9 @@
 #include "moe/gguf.hpp"
 
 namespace kvasir::moe {
+
+constexpr uint32_t kBankExpertsMax = 1 << 16;
+constexpr uint32_t kModelExpertsMax = 1 << 22;
 
 // Which matrix of the expert FFN, and which tensor of it. Values are wire values: never renumber.
 enum class SlabRole : uint8_t { kGate = 0, kUp = 1, kDown = 2, kGateUp = 3 };
@@ -100,6 +104,10 @@ struct Model {
 // expert-shaped tensor, slab not block-aligned or outside the file), kLimit, kUnsupported (the old
 // one-tensor-per-expert layout, refused by name).
 Result<Model> open_model(const std::string& path);
+
+// The part of open_model() behind the files: headers in split order -> model (for the fuzzer and
+// for headers that came over the network). Errors: kBadInput, kLimit, kUnsupported.
+Result<Model> lay_out_model(std::vector<GgufHeader> shards);
 
 // The class of one tensor; nullopt with an expert dimension it cannot place. `n_expert` is
 // the architecture's expert count (0: none).

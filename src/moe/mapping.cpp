@@ -1,0 +1,90 @@
+#include "moe/mapping.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+
+namespace kvasir::moe {
+namespace {
+
+void unmap(std::vector<std::span<const uint8_t>>& shards) {
+    for (const auto shard : shards) {
+        if (!shard.empty()) munmap(const_cast<uint8_t*>(shard.data()), shard.size());
+    }
+    shards.clear();
+}
+
+Result<std::span<const uint8_t>> map_shard(const GgufHeader& header) {
+    const std::string shown = printable(header.path, 400);
+    const auto refuse = [&](Errc code, const std::string& what) {
+        return fail(code, shown + ": " + what);
+    };
+    const int fd = open(header.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return refuse(Errc::kEnvironment, std::string("cannot open: ") + strerror(errno));
+    struct stat info = {};
+    const bool has_info = fstat(fd, &info) == 0;
+    if (!has_info || !S_ISREG(info.st_mode) ||
+        static_cast<uint64_t>(info.st_size) < header.file_bytes || header.file_bytes == 0) {
+        close(fd);
+        return refuse(Errc::kBadInput, "is shorter than when its header was read; fetch it again");
+    }
+    const auto bytes = static_cast<size_t>(header.file_bytes);
+    void* address = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    const int error = errno;
+    close(fd);
+    if (address == MAP_FAILED) {
+        return refuse(Errc::kEnvironment, std::string("cannot map: ") + strerror(error) +
+                                              " (address space limit? see ulimit -v)");
+    }
+    return std::span<const uint8_t>(static_cast<const uint8_t*>(address), bytes);
+}
+
+}  // namespace
+
+Result<Mapping> Mapping::make(const Model& model) {
+    Mapping mapping;
+    for (const GgufHeader& header : model.shards) {
+        auto shard = map_shard(header);
+        if (!shard) return tl::unexpected<Error>(std::move(shard.error()));
+        mapping.shards_.push_back(*shard);
+    }
+    return mapping;
+}
+
+Mapping::Mapping(Mapping&& other) noexcept : shards_(std::exchange(other.shards_, {})) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+    if (this != &other) {
+        unmap(shards_);
+        shards_ = std::exchange(other.shards_, {});
+    }
+    return *this;
+}
+
+Mapping::~Mapping() { unmap(shards_); }
+
+std::span<const uint8_t> Mapping::tensor(const ExpertBank& bank, const SlabTensor& tensor) const {
+    KVASIR_CHECK(tensor.shard < shards_.size());
+    const uint64_t bytes = tensor.slab_bytes * bank.experts;
+    const auto shard = shards_[tensor.shard];
+    KVASIR_CHECK(bytes <= shard.size() && tensor.offset <= shard.size() - bytes);
+    return shard.subspan(static_cast<size_t>(tensor.offset), static_cast<size_t>(bytes));
+}
+
+std::span<const uint8_t> Mapping::slab(const SlabTensor& tensor, uint32_t expert) const {
+    KVASIR_CHECK(tensor.shard < shards_.size());
+    const auto shard = shards_[tensor.shard];
+    const uint64_t offset = tensor.offset + uint64_t{expert} * tensor.slab_bytes;
+    KVASIR_CHECK(tensor.slab_bytes <= shard.size() && offset <= shard.size() - tensor.slab_bytes);
+    return shard.subspan(static_cast<size_t>(offset), static_cast<size_t>(tensor.slab_bytes));
+}
+
+}  // namespace kvasir::moe
