@@ -3,7 +3,7 @@
 // Used by the worker (dial) and the backbone's hub (Listener). This is the only part that needs Beast (HTTP parsing);
 // whatever arrived behind the upgrade request or response is handed on as the stream's leftover.
 // Subprotocol "kvasir.1" is required both ways; any path is accepted under "/kvasir".
-// Limits: HandshakeLimits; plain HTTP requests get 426, garbage gets a close; all within the deadline.
+// Limits: HandshakeLimits; GET /healthz gets 200, other plain HTTP 426, garbage a close; all within the deadline.
 #pragma once
 
 #include <chrono>
@@ -32,6 +32,7 @@ struct HandshakeLimits {
     std::chrono::milliseconds deadline{10000};  // for the whole handshake
     uint32_t header_bytes_max = 8192;
     uint32_t pending_max = 64;                  // handshakes under way; more connections wait in the backlog
+    uint32_t pending_per_address_max = 32;      // of one IP address; more are closed at once
 };
 
 // Blocking dial with a deadline. Errors: kIo (resolve, connect), kTimeout, kProtocol (no upgrade; says the HTTP status).
