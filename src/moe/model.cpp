@@ -153,11 +153,14 @@ private:
             return fail(Errc::kUnsupported, where() + ": key 'kvasir.version': this is a slice of "
                                             "another Kvasir version; cut it again");
         }
-        const auto id = head().get_text("kvasir.model_id");
-        if (!id || id->size() != 64 || id->find_first_not_of("0123456789abcdef") != id->npos) {
-            return bad(where() + ": key 'kvasir.model_id' must be 64 hex digits");
+        // Absent in a slice that was cut without hashing the whole model.
+        if (head().keys.contains("kvasir.model_id")) {
+            const auto id = head().get_text("kvasir.model_id");
+            if (!id || id->size() != 64 || id->find_first_not_of("0123456789abcdef") != id->npos) {
+                return bad(where() + ": key 'kvasir.model_id' must be 64 hex digits");
+            }
+            model_.slice_model_id = *id;
         }
-        model_.slice_model_id = *id;
         const GgufArray* banks = head().get_array("kvasir.banks");
         const GgufArray* ids = head().get_array("kvasir.expert_ids");
         if (banks == nullptr || banks->integers.size() != model_.banks.size() * 3) {

@@ -1,15 +1,21 @@
 // Slices: mini-GGUFs with some experts of a model, cut by copying byte ranges.
 //
 // Used by `kvasir slice`, `kvasir verify` and the worker. A slice is a valid GGUF: same tensor names,
-// ne[last] = local expert count, general.architecture and the model's own hparams kept, plus
-//   kvasir.version u32 = 1          kvasir.model_id string (64 hex)
+// ne[last] = local expert count, alignment 32, general.architecture and the model's own small keys
+// kept (no tokenizer), plus
+//   kvasir.version u32 = 1          kvasir.model_id string (64 hex; absent when not known)
 //   kvasir.banks array<u32>         per bank: layer, bank, experts
-//   kvasir.expert_ids array<u32>    the global ids of all banks, in bank order
+//   kvasir.expert_ids array<u32>    the global ids of all banks, in bank order, ascending in each
 //   kvasir.slab_sha256 array<string> 64-hex digests: per bank, per tensor (canonical order), per expert
-// The file appears under its name only when complete: temporary name, fsync, rename, fsync of the folder.
-// Thread: functions are reentrant. Limits: those of gguf.hpp.
+//   kvasir.header_sha256 string     SHA-256 of all bytes before the tensor data, these 64 taken as '0'
+// docs/slices.md has the whole format. The file appears under its name only when complete: temporary
+// name, fsync, rename, fsync of the folder. The same experts of the same model give the same bytes,
+// however the model is split into files.
+// Thread: functions are reentrant; cutting without a manifest starts one hashing thread and joins it.
+// Owns: nothing. Limits: those of gguf.hpp.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,6 +26,9 @@
 
 namespace kvasir::moe {
 
+constexpr uint64_t kSliceAlignment = 32;
+constexpr uint32_t kSliceVersion = 1;
+
 struct SliceReport {
     uint64_t bytes_file = 0;
     uint64_t bytes_slabs = 0;
@@ -27,21 +36,27 @@ struct SliceReport {
     uint64_t ranges = 0;   // byte ranges copied (adjacent experts merged)
 };
 
-// Writes the slice of `segments` (normalised) to `path`. Uses copy_file_range where the kernel can, else
-// read/write. On any error (kIo: a full disk says so; kBadInput) no file remains and an existing `path` is untouched.
-Result<SliceReport> write_slice(const Model& model, const Manifest& manifest,
-                                const std::vector<Segment>& segments, const std::string& path);
+// Steps of a cut, in order; kCopying comes once for each piece of at most kWritebackBytes.
+enum class SliceStep { kCreated, kCopying, kCopied, kHeaderWritten, kCommitted };
+using SliceObserver = std::function<void(SliceStep step, uint64_t bytes_done, uint64_t bytes_total)>;
 
-// The digests stored in a slice, checked for shape against its banks. Errors: kBadInput.
-Result<Manifest> slice_manifest(const Model& slice);
-
-struct VerifyReport {
-    uint64_t slabs = 0;
-    uint64_t bytes = 0;
+struct SliceOptions {
+    bool replace = true;     // false: an existing file is kept and the cut fails with kUsage
+    SliceObserver observer;  // called in the caller's thread
 };
-// Hashes every slab of the slice and compares with its stored digests: kMismatch names tensor and expert.
-Result<VerifyReport> verify_slice(const Model& slice);
-// Compares with the model itself as well, byte for byte. kMismatch likewise.
-Result<VerifyReport> verify_slice_against(const Model& slice, const Model& model);
+
+// Writes the slice of `segments` (any order; global expert ids) to `path`. Uses copy_file_range where
+// the kernel can, else read/write. The digests come from `manifest`, which must be that of `model`
+// (or slice_manifest() of it); it costs no hashing, so bytes that rotted since are found by
+// verify_slice(). On any error (kIo: a full disk says so; kBadInput; kUsage: experts that
+// the model lacks, or `path` is one of its own files) no file remains and an existing `path` is untouched.
+Result<SliceReport> write_slice(const Model& model, const Manifest& manifest,
+                                const std::vector<Segment>& segments, const std::string& path,
+                                const SliceOptions& options = {});
+
+// The same without a manifest: hashes the slabs it copies (one thread beside the copying one) and leaves
+// kvasir.model_id out.
+Result<SliceReport> write_slice(const Model& model, const std::vector<Segment>& segments,
+                                const std::string& path, const SliceOptions& options = {});
 
 }  // namespace kvasir::moe
