@@ -92,7 +92,8 @@ Status check_tokens(const std::vector<Token>& tokens, int32_t vocabulary, const 
 
 }  // namespace
 
-Result<std::vector<Token>> Session::Impl::prompt_of(const Request& request) const {
+Result<std::vector<Token>> Session::Impl::prompt_of(const Request& request,
+                                                    const Session& session) const {
     const int32_t vocabulary = llama_vocab_n_tokens(vocab);
     if (!request.prompt.empty() && !request.prompt_tokens.empty()) {
         return fail(Errc::kUsage, "give the prompt as text or as token numbers, not both");
@@ -115,6 +116,7 @@ Result<std::vector<Token>> Session::Impl::prompt_of(const Request& request) cons
     if (auto valid = check_tokens(request.forced, vocabulary, "forced"); !valid) {
         return tl::unexpected(valid.error());
     }
+    if (request.prompt_tokens.empty()) return session.tokenize(request.prompt);
     return request.prompt_tokens;
 }
 

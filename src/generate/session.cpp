@@ -222,13 +222,16 @@ Status Session::prepare(uint64_t tokens) {
     return {};
 }
 
-Result<Generation> Session::generate(const Request& request) {
-    auto prompt = impl_->prompt_of(request);
+Status Session::prepare(const Request& request) {
+    const auto prompt = impl_->prompt_of(request, *this);
     if (!prompt) return tl::unexpected(prompt.error());
-    if (prompt->empty()) {
-        prompt = tokenize(request.prompt);
-        if (!prompt) return tl::unexpected(prompt.error());
-    }
+    const uint64_t count = request.forced.empty() ? request.tokens_max : request.forced.size();
+    return prepare(prompt->size() + count);
+}
+
+Result<Generation> Session::generate(const Request& request) {
+    const auto prompt = impl_->prompt_of(request, *this);
+    if (!prompt) return tl::unexpected(prompt.error());
     const uint64_t count = request.forced.empty() ? request.tokens_max : request.forced.size();
     if (const Status ready = prepare(prompt->size() + count); !ready) {
         return tl::unexpected(ready.error());

@@ -96,6 +96,8 @@ public:
     // nothing when it is there already and large enough. Errors: kUsage (more than the options or the model
     // allow), kEnvironment (memory).
     Status prepare(uint64_t tokens);
+    // The same for a request, which is checked as generate() would.
+    Status prepare(const Request& request);
 
     // Starts from an empty context each time. Errors: kUsage (prompt empty, both forms, token out of range, does
     // not fit), kBadInput (logits that are not numbers), kEnvironment, kClosed (a computation failed).

@@ -20,7 +20,8 @@ struct Session::Impl {
     ThreadPoolPtr pool;
     ContextPtr context;
 
-    Result<std::vector<Token>> prompt_of(const Request& request) const;
+    // Checks the request; its prompt as tokens.
+    Result<std::vector<Token>> prompt_of(const Request& request, const Session& session) const;
     Result<Generation> run(const Request& request, const std::vector<Token>& prompt);
     // Decodes `tokens` (at most batch_tokens of them); with `wants_logits` for the last one.
     Status decode(const Token* tokens, size_t count, bool wants_logits);

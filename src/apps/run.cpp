@@ -1,0 +1,213 @@
+// `kvasir run`: generate text with the experts computed by workers, by the backbone, or by plain llama.cpp.
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/commands.hpp"
+#include "apps/console.hpp"
+#include "apps/flag_values.hpp"
+#include "apps/run_report.hpp"
+#include "apps/swarm.hpp"
+#include "generate/backends.hpp"
+#include "generate/session.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+struct RunFlags {
+    generate::SessionOptions session;
+    generate::Request request;
+    std::string prompt_tokens;
+    bool ignore_end = false;
+    SwarmOptions swarm;
+    std::string listen;
+    std::string coverage = "100%";
+    std::string exact = "strict";
+    bool monolithic = false;
+    bool check = false;
+    bool json = false;
+    bool report = false;
+    bool echo = false;
+};
+
+// The parts of the flags that CLI11 cannot check by itself.
+Status complete(RunFlags& flags) {
+    if (!flags.prompt_tokens.empty()) {
+        auto tokens = parse_tokens(flags.prompt_tokens);
+        if (!tokens) return tl::unexpected(tokens.error());
+        flags.request.prompt_tokens = std::move(*tokens);
+    }
+    const auto coverage = parse_share(flags.coverage);
+    if (!coverage) return tl::unexpected(coverage.error());
+    flags.request.stop_at_end = !flags.ignore_end;
+    flags.swarm.model_path = flags.session.model_path;
+    flags.swarm.threads = flags.session.threads;
+    flags.swarm.coverage = *coverage;
+    flags.swarm.exact_strict = flags.exact == "strict";
+    flags.swarm.wait_outside = !flags.listen.empty();
+    if (!flags.listen.empty()) flags.swarm.listen = flags.listen;
+    return {};
+}
+
+Result<generate::Session> open_ready(const RunFlags& flags) {
+    auto session = generate::Session::open(flags.session);
+    if (!session) return session;
+    if (const Status ready = session->prepare(flags.request); !ready) {
+        return tl::unexpected(ready.error());
+    }
+    return session;
+}
+
+void stream_text(std::string_view text) {
+    const std::string safe = terminal_text(text);
+    std::fwrite(safe.data(), 1, safe.size(), stdout);
+    std::fflush(stdout);
+}
+
+Result<RunOutcome> generate_once(const RunFlags& flags, Swarm* swarm) {
+    auto session = open_ready(flags);
+    if (!session) return tl::unexpected(session.error());
+    generate::Request request = flags.request;
+    if (!flags.json) {
+        if (flags.echo) stream_text(request.prompt);
+        request.on_text = stream_text;
+    }
+    auto generation = session->generate(request);
+    if (!flags.json) std::fputc('\n', stdout);
+    if (!generation) return tl::unexpected(generation.error());
+    RunOutcome outcome;
+    outcome.generation = std::move(*generation);
+    outcome.threads = flags.session.threads;
+    if (swarm != nullptr) outcome.swarm = swarm->report();
+    return outcome;
+}
+
+void print_check(const RunOutcome& outcome, const generate::Generation& reference) {
+    fmt::print("bit-exact with llama.cpp: {}\n", *outcome.bit_exact ? "yes" : "no");
+    if (*outcome.bit_exact) return;
+    const auto& tokens = outcome.generation.tokens;
+    size_t same = 0;
+    while (same < tokens.size() && same < reference.tokens.size() &&
+           tokens[same] == reference.tokens[same]) {
+        ++same;
+    }
+    fmt::print("the first {} of {} tokens are the same; logits {} here, {} with llama.cpp\n", same,
+               tokens.size(), to_hex(outcome.generation.logits_sha256),
+               to_hex(reference.logits_sha256));
+}
+
+Result<bool> run(RunFlags& flags) {
+    if (const Status valid = complete(flags); !valid) return tl::unexpected(valid.error());
+    if (const Status loaded = generate::load_backends(); !loaded) {
+        return tl::unexpected(loaded.error());
+    }
+    // The reference's context is made before the KVASIR device exists: it stays plain llama.cpp.
+    std::optional<generate::Session> reference;
+    if (flags.check) {
+        auto session = open_ready(flags);
+        if (!session) return tl::unexpected(session.error());
+        reference.emplace(std::move(*session));
+    }
+    std::unique_ptr<Swarm> swarm;
+    if (!flags.monolithic) {
+        auto started = Swarm::start(flags.swarm);
+        if (!started) return tl::unexpected(started.error());
+        swarm = std::move(*started);
+    }
+    auto outcome = generate_once(flags, swarm.get());
+    if (!outcome) return tl::unexpected(outcome.error());
+    if (swarm != nullptr) swarm->stop();
+
+    generate::Generation expected;
+    if (reference) {
+        auto plain = reference->generate(flags.request);
+        if (!plain) return tl::unexpected(plain.error());
+        expected = std::move(*plain);
+        outcome->bit_exact = expected.logits_sha256 == outcome->generation.logits_sha256 &&
+                             expected.tokens == outcome->generation.tokens;
+    }
+    if (flags.json) fmt::print("{}\n", to_json(*outcome));
+    if (!flags.json && flags.report) fmt::print("\n{}", to_table(*outcome));
+    if (!flags.json && reference) print_check(*outcome, expected);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+        return fail(Errc::kIo, "standard output: the reader is gone or the disk is full");
+    }
+    return outcome->bit_exact.value_or(true);
+}
+
+void add_flags(CLI::App& command, RunFlags& flags) {
+    command.add_option("-m,--model", flags.session.model_path, "the model (GGUF; any part of a set)")
+        ->required();
+    auto* prompt = command.add_option("-p,--prompt", flags.request.prompt, "prompt as text");
+    auto* tokens = command.add_option("--prompt-tokens", flags.prompt_tokens,
+                                      "prompt as token numbers, e.g. 3,5,7");
+    prompt->excludes(tokens);
+    command.add_option("-n,--tokens", flags.request.tokens_max, "tokens to generate")
+        ->capture_default_str();
+    command.add_option("--temp", flags.request.temperature, "temperature; 0: the most likely token")
+        ->check(CLI::Range(0.0, 100.0))
+        ->capture_default_str();
+    command.add_option("--seed", flags.request.seed, "seed of the sampler")->capture_default_str();
+    command.add_flag("--ignore-eos", flags.ignore_end, "go on after an end-of-text token");
+    command.add_option("--threads", flags.session.threads, "threads of the backbone")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
+    command.add_option("--ctx", flags.session.context_tokens,
+                       "context size; 0: as large as prompt and -n need")
+        ->capture_default_str();
+    command.add_option("--batch", flags.session.batch_tokens, "tokens per batch")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
+    command.add_option("--ubatch", flags.session.ubatch_tokens, "tokens computed at once")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
+
+    auto* monolithic = command.add_flag("--monolithic", flags.monolithic,
+                                        "plain llama.cpp (--no-repack), no swarm: the reference");
+    auto* workers = command.add_option("--workers", flags.swarm.workers,
+                                       "local worker processes to start; 0: the backbone computes "
+                                       "all experts through the backend")
+                        ->check(CLI::Range(0, 1024))
+                        ->capture_default_str();
+    command.add_option("--worker-threads", flags.swarm.worker_threads, "threads of each worker")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
+    auto* listen = command.add_option("--listen", flags.listen,
+                                      "HOST:PORT where outside workers may join; wait for them");
+    command.add_option("--wait-coverage", flags.coverage,
+                       "share of the experts that must be held before it starts")
+        ->needs(listen)
+        ->capture_default_str();
+    command.add_option("--exact", flags.exact, "strict: only workers that give the same bits; any")
+        ->check(CLI::IsMember({"strict", "any"}))
+        ->capture_default_str();
+    auto* check = command.add_flag("--check", flags.check,
+                                   "compute it again with plain llama.cpp and compare the bits");
+    for (auto* other : {workers, listen, check}) monolithic->excludes(other);
+
+    auto* json = command.add_flag("--json", flags.json, "one JSON object in place of the text");
+    command.add_flag("--report", flags.report, "a table after the text")->excludes(json);
+    command.add_flag("--echo", flags.echo, "print the prompt in front of the text")->excludes(json);
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+    CLI::App* command = app.add_subcommand("run", "generate text with a model");
+    auto flags = std::make_shared<RunFlags>();
+    add_flags(*command, *flags);
+    command->callback([command, flags, &exit_code] {
+        if (command->count("--prompt") + command->count("--prompt-tokens") == 0) {
+            throw CLI::RequiredError("-p TEXT or --prompt-tokens 3,5,7");
+        }
+        const Result<bool> done = run(*flags);
+        exit_code = !done ? report_error(done.error()) : (*done ? 0 : 1);
+    });
+}
+
+}  // namespace kvasir::apps
