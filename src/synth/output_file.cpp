@@ -102,9 +102,9 @@ Status OutputFile::leave_hole_to(uint64_t bytes) {
     return {};
 }
 
-Status OutputFile::sync() {
+Status OutputFile::finish(bool sync) {
     if (auto ok = flush(); !ok) return ok;
-    if (::fsync(fd_) != 0) return broken("write");
+    if (sync && ::fsync(fd_) != 0) return broken("write");
     const int fd = std::exchange(fd_, -1);
     if (::close(fd) != 0) return broken("close");
     return {};

@@ -29,9 +29,9 @@ public:
     Status pad_to(uint64_t offset, uint8_t value);
     // Ends the data at `bytes`: what was not written reads as zeros and takes no space.
     Status leave_hole_to(uint64_t bytes);
-    // Everything written is on the disk, still under the temporary name.
-    Status sync();
-    // The final name; call sync() first.
+    // Everything is written (and with `sync` on the disk), still under the temporary name.
+    Status finish(bool sync);
+    // The final name; call finish() first.
     Status commit();
 
 private:

@@ -32,6 +32,8 @@ Shape shape_of(const SynthSpec& spec) {
     if (spec.arch == "qwen35moe") {
         shape.rope = 32;
         shape.rope_sections = {6, 5, 5, 0};
+        // llama.cpp needs at least one layer with full attention.
+        shape.attention_every = std::min(4U, spec.layers);
     }
     if (spec.arch == "deepseek2") shape.rope = 32;
     if (spec.preset == Preset::kQwen35_122b) {
@@ -52,6 +54,7 @@ public:
         plan_.alignment = spec_.alignment;
         plan_.pad_byte = spec_.pad_byte;
         plan_.sparse = spec_.sparse;
+        plan_.sync = spec_.sync;
         plan_.direct_blocks = spec_.preset == Preset::kQwen35_122b;
         add_metadata();
         add_vocabulary();

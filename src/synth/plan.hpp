@@ -56,6 +56,7 @@ struct Plan {
     uint32_t alignment = 32;
     uint8_t pad_byte = 0;
     bool sparse = false;
+    bool sync = true;
     // Random blocks made directly where the type allows (fast); otherwise gaussian values are
     // quantised by ggml (real weights, slower).
     bool direct_blocks = false;

@@ -72,7 +72,9 @@ Status check_widths(const SynthSpec& spec) {
 }
 
 Status check_counts(const SynthSpec& spec) {
-    if (auto ok = check_range("--layers", spec.layers, 1, kLayersMax); !ok) return ok;
+    // llama.cpp's qwen35moe wants a recurrent layer and a layer with full attention.
+    const uint32_t layers_min = spec.arch == "qwen35moe" ? 2 : 1;
+    if (auto ok = check_range("--layers", spec.layers, layers_min, kLayersMax); !ok) return ok;
     if (auto ok = check_range("--experts", spec.experts, 1, kExpertsMax); !ok) return ok;
     if (auto ok = check_range("--used", spec.used, 1, spec.experts); !ok) return ok;
     if (auto ok = check_range("--vocab", spec.vocab, kVocabMin, kVocabMax); !ok) return ok;
@@ -150,14 +152,14 @@ Status check_features(const SynthSpec& spec, const Architecture& arch) {
     return check_dense(spec, arch);
 }
 
-// The large preset keeps its shape; only what does not change it may be chosen.
+// The large preset keeps its shape (and one full attention layer of each four: llama.cpp wants one); only what does not change it may be chosen.
 Status check_preset(const SynthSpec& spec) {
     if (spec.preset != Preset::kQwen35_122b) return {};
     const SynthSpec fixed = qwen35_122b();
     const auto refuse = [](std::string_view flag) {
         return usage(std::string(flag) + " does not go with --preset qwen3.5-122b, which fixes it");
     };
-    if (auto ok = check_range("--layers", spec.layers, 1, fixed.layers); !ok) return ok;
+    if (auto ok = check_range("--layers", spec.layers, 4, fixed.layers); !ok) return ok;
     if (spec.arch != fixed.arch) return refuse("--arch");
     if (spec.embd != fixed.embd) return refuse("--embd");
     if (spec.ff != fixed.ff) return refuse("--ff");

@@ -22,7 +22,7 @@ constexpr uint32_t kWidthMax = 65536;      // of --embd and --ff
 constexpr uint32_t kVocabMin = 288;        // 256 bytes, some syllables, three control tokens
 constexpr uint32_t kVocabMax = 1'000'000;
 constexpr uint32_t kSplitsMax = 1024;
-constexpr uint32_t kAlignmentMin = 8;
+constexpr uint32_t kAlignmentMin = 32;     // ggml aborts when it maps tensors at less
 constexpr uint32_t kAlignmentMax = 1 << 20;
 
 enum class Preset : uint8_t { kTiny, kQwen35_122b };
@@ -58,6 +58,7 @@ struct SynthSpec {
     uint8_t pad_byte = 0;            // value of the bytes between tensors
     uint64_t seed = 1;
     bool sparse = false;             // real header, tensor data left as holes (zeros)
+    bool sync = true;                // fsync before the rename; false for scratch files
 };
 
 // What stock llama.cpp takes from one architecture.

@@ -109,15 +109,25 @@ void set_meta(gguf_context* gguf, const MetaEntry& entry) {
     std::visit(Setter{gguf, key}, entry.value);
 }
 
+using GgufContext = std::unique_ptr<gguf_context, GgufFree>;
+
+// An empty context that lays tensors out at `alignment`. ggml takes the alignment from the key only
+// when it reads a file, so the key is written to memory and read back. Null without memory.
+GgufContext make_context(uint32_t alignment) {
+    GgufContext gguf(gguf_init_empty());
+    if (!gguf || alignment == GGUF_DEFAULT_ALIGNMENT) return gguf;
+    gguf_set_val_u32(gguf.get(), "general.alignment", alignment);
+    std::vector<uint8_t> bytes(gguf_get_meta_size(gguf.get()));
+    gguf_get_meta_data(gguf.get(), bytes.data());
+    return GgufContext(gguf_init_from_buffer(bytes.data(), bytes.size(), {true, nullptr}));
+}
+
 // Fills in offsets, header and size of one shard.
 Status lay_out(const Plan& plan, uint32_t number, Shard& shard) {
-    const std::unique_ptr<gguf_context, GgufFree> gguf(gguf_init_empty());
+    const GgufContext gguf = make_context(plan.alignment);
     const size_t memory = ggml_tensor_overhead() * (shard.tensors.size() + 1);
     const std::unique_ptr<ggml_context, GgmlFree> ggml(ggml_init({memory, nullptr, true}));
     if (!gguf || !ggml) return fail(Errc::kEnvironment, "out of memory for the header of " + shard.path);
-    if (plan.alignment != GGUF_DEFAULT_ALIGNMENT) {
-        gguf_set_val_u32(gguf.get(), "general.alignment", plan.alignment);
-    }
     if (number == 0) {
         for (const MetaEntry& entry : plan.meta) set_meta(gguf.get(), entry);
     }
@@ -182,7 +192,7 @@ Result<OutputFile> write_shard(const Plan& plan, const Shard& shard) {
         }
         if (auto ok = file->pad_to(shard.bytes, plan.pad_byte); !ok) return tl::unexpected(ok.error());
     }
-    if (auto ok = file->sync(); !ok) return tl::unexpected(ok.error());
+    if (auto ok = file->finish(plan.sync); !ok) return tl::unexpected(ok.error());
     return file;
 }
 

@@ -28,7 +28,7 @@ struct Flags {
     uint64_t seed = 1;
     std::string order = "file";
     bool fused = false, fused_swap = false, bias = false, scale = false, sparse = false;
-    bool mtp = false, no_mtp = false;
+    bool mtp = false, no_mtp = false, no_sync = false;
 };
 
 void add_flags(CLI::App& app, Flags& flags) {
@@ -40,6 +40,7 @@ void add_flags(CLI::App& app, Flags& flags) {
     app.add_flag("--no-mtp", flags.no_mtp, "leave the MTP layer out");
     app.add_option("--seed", flags.seed, "same flags and seed, same bytes (default 1)");
     app.add_flag("--sparse", flags.sparse, "real header, tensor data as holes");
+    app.add_flag("--no-sync", flags.no_sync, "do not wait for the disk (scratch files)");
     app.add_option("--splits", flags.splits, "write N files <stem>-00001-of-0000N.gguf");
     app.add_option("--alignment", flags.alignment, "general.alignment (default 32)");
     app.add_option("--tensor-order", flags.order, "file (default), reverse or shuffle");
@@ -163,6 +164,7 @@ Result<SynthSpec> make_spec(const Flags& flags) {
     spec.bias = flags.bias;
     spec.scale = flags.scale;
     spec.sparse = flags.sparse;
+    spec.sync = !flags.no_sync;
     if (auto ok = apply_types(flags, spec); !ok) return tl::unexpected(ok.error());
     if (auto ok = apply_masks(flags, spec); !ok) return tl::unexpected(ok.error());
     if (auto ok = apply_order(flags, spec); !ok) return tl::unexpected(ok.error());
