@@ -110,19 +110,21 @@ private:
 
     Status hash(const HashRange& range) {
         if (auto status = open(range.shard); !status) return status;
-        if (is_hole(range)) {
+        const uint64_t hole = leading_hole(range);
+        if (hole == range.bytes) {
             *range.digest = digest_of_zeros(range.bytes);
             work_.add_done(range.bytes);
             return {};
         }
-        uint64_t done = 0;
+        update_zeros(hole);
+        uint64_t done = hole;
+        work_.add_done(hole);
         while (done < range.bytes && !stopped()) {
             const auto step =
                 static_cast<size_t>(std::min<uint64_t>(range.bytes - done, kHashBufferBytes));
             const std::span<uint8_t> piece(buffer_.get(), step);
             const uint64_t offset = range.offset + done;
-            auto status =
-                read_exactly(fd_.get(), work_.model.shards[shard_].path, offset, piece);
+            auto status = read_exactly(fd_.get(), work_.model.shards[shard_].path, offset, piece);
             if (!status) return status;
             hasher_.update(piece);
             if (work_.drop_behind) {
@@ -136,11 +138,22 @@ private:
         return {};
     }
 
-    // True only when the file system knows that no byte of the range was ever written.
-    bool is_hole(const HashRange& range) const {
+    // How many bytes at the start of the range the file system knows never to have been written.
+    uint64_t leading_hole(const HashRange& range) const {
         const off_t data = ::lseek(fd_.get(), static_cast<off_t>(range.offset), SEEK_DATA);
-        if (data < 0) return errno == ENXIO;  // no data from here to the end of the file
-        return static_cast<uint64_t>(data) >= range.offset + range.bytes;
+        // ENXIO: no data from here to the end of the file. Anything else: no knowledge of holes.
+        if (data < 0) return errno == ENXIO ? range.bytes : 0;
+        return std::min(static_cast<uint64_t>(data) - range.offset, range.bytes);
+    }
+
+    void update_zeros(uint64_t bytes) {
+        if (bytes == 0) return;
+        std::fill_n(buffer_.get(), kHashBufferBytes, uint8_t{0});
+        while (bytes > 0 && !stopped()) {
+            const auto step = static_cast<size_t>(std::min<uint64_t>(bytes, kHashBufferBytes));
+            hasher_.update({buffer_.get(), step});
+            bytes -= step;
+        }
     }
 
     Sha256 digest_of_zeros(uint64_t bytes) {
@@ -150,15 +163,10 @@ private:
                 return known->second;
             }
         }
-        std::fill_n(buffer_.get(), kHashBufferBytes, uint8_t{0});
-        for (uint64_t rest = bytes; rest > 0;) {
-            const auto step = static_cast<size_t>(std::min<uint64_t>(rest, kHashBufferBytes));
-            hasher_.update({buffer_.get(), step});
-            rest -= step;
-        }
+        update_zeros(bytes);
         const Sha256 digest = hasher_.finish();
         const std::lock_guard lock(work_.mu);
-        work_.zeros[bytes] = digest;
+        if (!stopped()) work_.zeros[bytes] = digest;
         return digest;
     }
 
