@@ -117,7 +117,8 @@ Status open_all(Bench& bench, BenchFlags& flags) {
     auto swarm = Swarm::start(flags.swarm);
     if (!swarm) return tl::unexpected(swarm.error());
     bench.swarm = std::move(*swarm);
-    return open_into(bench.swarm_session, flags.session, context);
+    if (const Status done = open_into(bench.swarm_session, flags.session, context); !done) return done;
+    return bench.swarm->wait_ready();
 }
 
 Result<std::vector<Series>> measure(Bench& bench, const BenchFlags& flags) {

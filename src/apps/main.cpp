@@ -36,7 +36,7 @@ int run_program(int argc, char** argv) {
     add_run(app, exit_code);
     add_bench(app, exit_code);
     add_inspect(app, exit_code);
-    // Next: add_slice, add_verify, add_worker, add_plugin_path (commands.hpp).
+    add_worker(app, exit_code);
 
     try {
         app.parse(argc, argv);

@@ -72,6 +72,10 @@ void stream_text(std::string_view text) {
 Result<RunOutcome> generate_once(const RunFlags& flags, Swarm* swarm) {
     auto session = open_ready(flags);
     if (!session) return tl::unexpected(session.error());
+    if (swarm != nullptr) {
+        if (const Status ready = swarm->wait_ready(); !ready) return tl::unexpected(ready.error());
+        swarm->reset_counters();
+    }
     generate::Request request = flags.request;
     if (!flags.json) {
         if (flags.echo) stream_text(request.prompt);

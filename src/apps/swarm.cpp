@@ -1,11 +1,112 @@
 #include "apps/swarm.hpp"
 
-namespace kvasir::apps {
+#include <algorithm>
+#include <utility>
 
-// The one place that says so until the backbone is linked in.
-Result<std::unique_ptr<Swarm>> Swarm::start(const SwarmOptions&) {
-    return fail(Errc::kUnsupported,
-                "the swarm is not built into this program yet; use --monolithic");
+#include "apps/local_workers.hpp"
+#include "backbone/backbone.hpp"
+#include "moe/model.hpp"
+#include "moe/segments.hpp"
+#include "plugin/device.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kLocalCoverageTime{120};      // local workers map the file and answer a challenge per layer
+constexpr milliseconds kCoverageStep{200};      // how often a dead local worker is noticed while waiting
+constexpr seconds kEndless{100L * 365 * 86400};
+
+class ProcessSwarm final : public Swarm {
+public:
+    explicit ProcessSwarm(SwarmOptions options) : options_(std::move(options)) {}
+    ~ProcessSwarm() override { stop(); }
+
+    Status start() {
+        backbone::Options backbone;
+        backbone.model_path = options_.model_path;
+        const bool wants_workers = options_.workers > 0 || options_.wait_outside;
+        backbone.listen = wants_workers ? options_.listen : "";
+        backbone.exact_strict = options_.exact_strict;
+        backbone.local_threads = options_.threads;
+        auto started = backbone::Backbone::start(backbone);
+        if (!started) return tl::unexpected(started.error());
+        backbone_ = std::move(*started);
+        plugin::register_device(backbone_.get());
+        return options_.workers > 0 ? start_workers() : Status();
+    }
+
+    std::string address() const override {
+        const std::string host = options_.listen.substr(0, options_.listen.rfind(':'));
+        return "ws://" + (host.empty() ? "127.0.0.1" : host) + ":" + std::to_string(backbone_->port());
+    }
+
+    Status wait_ready() override {
+        if (options_.workers == 0 && !options_.wait_outside) return {};
+        auto limit = options_.coverage_timeout;
+        if (limit.count() == 0) limit = options_.wait_outside ? kEndless : kLocalCoverageTime;
+        const auto deadline = std::chrono::steady_clock::now() + limit;
+        for (;;) {
+            Status covered = backbone_->wait_coverage(options_.coverage, kCoverageStep);
+            if (covered) return {};
+            if (Status alive = workers_.check(); !alive) return alive;
+            if (std::chrono::steady_clock::now() >= deadline) return covered;
+        }
+    }
+
+    SwarmReport report() const override {
+        const backbone::Report from = backbone_->report();
+        SwarmReport out;
+        out.pairs_remote = from.pairs_remote;
+        out.pairs_local = from.pairs_local;
+        out.overhead_us_p50 = from.overhead_us_p50;
+        out.overhead_us_p99 = from.overhead_us_p99;
+        out.layers = from.layers;
+        out.retries = from.retries;
+        out.stall_ms_max = from.stall_ms_max;
+        out.exact = from.exact;
+        for (const backbone::WorkerReport& w : from.workers) {
+            out.workers.push_back({w.id, w.experts_held, w.pairs, w.bytes_in, w.bytes_out, w.compute_us_p50,
+                                   w.exact, w.connected});
+        }
+        return out;
+    }
+
+    void reset_counters() override { backbone_->reset_report(); }
+
+    void stop() override { workers_.stop(); }
+
+private:
+    Status start_workers() {
+        auto model = moe::open_model(options_.model_path);
+        if (!model) return tl::unexpected(model.error());
+        LocalWorkersOptions local;
+        local.model_path = options_.model_path;
+        local.connect = address();
+        local.threads = options_.worker_threads;
+        local.cpus = options_.worker_cpus;
+        for (const auto& share : moe::split_evenly(*model, options_.workers)) {
+            if (!share.empty()) local.experts.push_back(moe::to_string(share));
+        }
+        auto workers = LocalWorkers::start(local);
+        if (!workers) return tl::unexpected(workers.error());
+        workers_ = std::move(*workers);
+        return {};
+    }
+
+    const SwarmOptions options_;
+    std::unique_ptr<backbone::Backbone> backbone_;
+    LocalWorkers workers_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Swarm>> Swarm::start(const SwarmOptions& options) {
+    auto swarm = std::make_unique<ProcessSwarm>(options);
+    if (Status ok = swarm->start(); !ok) return tl::unexpected(ok.error());
+    return std::unique_ptr<Swarm>(std::move(swarm));
 }
 
 }  // namespace kvasir::apps

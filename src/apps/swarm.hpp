@@ -47,7 +47,9 @@ struct SwarmReport {
     double overhead_us_p50 = 0;
     double overhead_us_p99 = 0;
     uint64_t layers = 0;   // MoE layers computed with at least one remote pair
-    uint64_t retries = 0;  // layers in which an answer was missing or wrong and was computed elsewhere
+    uint64_t retries = 0;  // pairs whose answer was missing or wrong and that were computed elsewhere
+    double stall_ms_max = 0;  // longest single layer
+    bool exact = true;     // no approximate answer was used
 };
 
 class Swarm {
@@ -58,6 +60,10 @@ public:
     // kUnsupported.
     static Result<std::unique_ptr<Swarm>> start(const SwarmOptions& options);
 
+    // To be called when the model's context has been made: workers are checked against the programs that its
+    // graphs show. Waits until the wanted share of the experts is held by checked workers. Errors: kTimeout
+    // (naming what nobody holds), kClosed (a local worker ended, with its last words).
+    virtual Status wait_ready() = 0;
     virtual std::string address() const = 0;  // of the hub, as a worker would dial it: ws://HOST:PORT
     virtual SwarmReport report() const = 0;   // since start() or reset_counters()
     virtual void reset_counters() = 0;

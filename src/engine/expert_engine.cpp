@@ -1,6 +1,7 @@
 #include "engine/expert_engine.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <string>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr uint32_t kCachedPairsMax = 64;    // graphs for more pairs are built for the one call
 constexpr size_t kCachedGraphsMax = 1024;
+std::atomic<uint64_t> g_next_bank_id{1};
 
 // Would the product of `weights` with a row of `width` values take Q8_K rows as they are? ggml says so
 // through supports_op: MUL_MAT accepts src1 in the type that its dot product uses.
@@ -80,7 +82,7 @@ public:
             }
         }
         auto bank = std::make_shared<Bank>(Bank{std::move(weights), program, std::move(*shape),
-                                                meta.experts, false});
+                                                meta.experts, g_next_bank_id.fetch_add(1), false});
         PairGraph probe = build_graph(*bank, kRowF32, RowLayout::kPerPair, 1);
         for (int i = 0; i < ggml_graph_n_nodes(probe.graph); ++i) {
             const ggml_tensor* node = ggml_graph_node(probe.graph, i);
@@ -182,7 +184,7 @@ private:
     }
 
     Result<PairGraph*> find_graph(const Bank& bank, uint32_t row_type, RowLayout layout, uint32_t count) {
-        const Key key{&bank, row_type, layout, count};
+        const Key key{bank.id, row_type, layout, count};
         if (auto found = cache_.find(key); found != cache_.end()) return &found->second;
         if (cache_.size() >= kCachedGraphsMax) cache_.clear();
         PairGraph graph = build_graph(bank, row_type, layout, count);
@@ -218,7 +220,7 @@ private:
     }
 
     struct Key {
-        const Bank* bank;
+        uint64_t bank;
         uint32_t row_type;
         RowLayout layout;
         uint32_t count;

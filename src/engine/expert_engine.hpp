@@ -38,6 +38,7 @@ struct Bank {
     moe::Program program;
     moe::ProgramShape shape;
     uint32_t experts = 0;
+    uint64_t id = 0;          // of this preparation, unique in the process
     // Q8_K rows give the same bits as f32 rows: every product of the input uses Q8_K internally.
     bool takes_q8k = false;
     uint64_t scratch_bytes_per_pair() const;

@@ -1,0 +1,124 @@
+#include "backbone/backbone.hpp"
+
+#include <map>
+#include <utility>
+
+#include "backbone/hub.hpp"
+#include "backbone/lane.hpp"
+#include "base/log.hpp"
+#include "engine/runtime.hpp"
+
+namespace kvasir::backbone {
+namespace {
+
+std::map<LayerKey, uint32_t> experts_per_layer(const moe::Model& model) {
+    std::map<LayerKey, uint32_t> out;
+    for (const moe::ExpertBank& bank : model.banks) out[bank.key] = bank.experts;
+    return out;
+}
+
+Result<std::unique_ptr<engine::ExpertEngine>> make_engine(uint32_t threads) {
+    auto device = engine::find_device("");
+    if (!device) return tl::unexpected(device.error());
+    return engine::ExpertEngine::make(*device, threads);
+}
+
+class SwarmBackbone final : public Backbone {
+public:
+    SwarmBackbone(const Options& options, std::unique_ptr<Replica> replica)
+        : options_(options), replica_(std::move(replica)), board_(experts_per_layer(replica_->model())) {}
+
+    Status start() {
+        auto learner = make_engine(1);
+        if (!learner) return tl::unexpected(learner.error());
+        learner_ = std::move(*learner);
+        if (options_.listen.empty()) return {};
+        auto engine = make_engine(1);
+        if (!engine) return tl::unexpected(engine.error());
+        verifier_ = std::make_unique<Verifier>(*replica_, board_, std::move(*engine), options_.exact_strict);
+        dispatch::HealthOptions health;
+        health.stall_max = options_.stall_max;
+        auto hub = Hub::make(options_.listen, *replica_, board_, *verifier_, health);
+        if (!hub) return tl::unexpected(hub.error());
+        hub_ = std::move(*hub);
+        return {};
+    }
+
+    ~SwarmBackbone() override {
+        // The hub feeds the verifier; sessions end first, so that a pending challenge ends too.
+        hub_.reset();
+        verifier_.reset();
+    }
+
+    uint16_t port() const override { return hub_ ? hub_->port() : 0; }
+
+    void learn(LayerKey layer, const moe::Program& program) override {
+        const std::lock_guard lock(learn_mu_);
+        auto fresh = replica_->learn(layer, program, *learner_);
+        if (!fresh) {
+            log(LogLevel::kDebug, "backbone", "layer " + to_string(layer) + " stays local: " + fresh.error().detail);
+        } else if (*fresh && verifier_) {
+            verifier_->on_program(layer);
+        }
+    }
+
+    std::unique_ptr<Lane> open_lane() override {
+        auto engine = make_engine(options_.local_threads);
+        if (!engine) {
+            log(LogLevel::kError, "backbone", engine.error().detail);
+            return nullptr;
+        }
+        return std::make_unique<SwarmLane>(*replica_, board_, stats_, std::move(*engine));
+    }
+
+    double coverage() const override {
+        return static_cast<double>(board_.snapshot()->experts_covered) / static_cast<double>(board_.experts_total());
+    }
+
+    Status wait_coverage(double share, std::chrono::milliseconds timeout) override {
+        const auto wanted = static_cast<uint64_t>(share * static_cast<double>(board_.experts_total()) + 0.999999);
+        if (board_.wait_covered(wanted, net::Clock::now() + timeout)) return {};
+        return fail(Errc::kTimeout, "workers cover " + std::to_string(static_cast<int>(coverage() * 100)) +
+                                        " % of the experts; nobody holds " + board_.missing(8));
+    }
+
+    Report report() const override {
+        Report out;
+        stats_.fill(out);
+        if (!hub_) return out;
+        for (const auto& session : hub_->sessions()) out.workers.push_back(session->report());
+        for (const WorkerReport& gone : hub_->departed()) out.workers.push_back(gone);
+        for (const WorkerReport& worker : out.workers) out.wire_bytes += worker.bytes_in + worker.bytes_out;
+        return out;
+    }
+
+    void reset_report() override {
+        stats_.reset();
+        if (hub_) hub_->reset_reports();
+    }
+
+private:
+    // Constant after start().
+    const Options options_;
+    std::unique_ptr<Replica> replica_;
+    RosterBoard board_;
+    Stats stats_;
+    std::unique_ptr<Verifier> verifier_;
+    std::unique_ptr<Hub> hub_;
+
+    std::mutex learn_mu_;
+    std::unique_ptr<engine::ExpertEngine> learner_;  // Guarded by learn_mu_: checks programs, computes nothing
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backbone>> Backbone::start(const Options& options) {
+    if (Status ok = engine::load_ggml(); !ok) return tl::unexpected(ok.error());
+    auto replica = Replica::open(options.model_path, options.need_manifest && !options.listen.empty(), options.cache_dir);
+    if (!replica) return tl::unexpected(replica.error());
+    auto backbone = std::make_unique<SwarmBackbone>(options, std::move(*replica));
+    if (Status ok = backbone->start(); !ok) return tl::unexpected(ok.error());
+    return std::unique_ptr<Backbone>(std::move(backbone));
+}
+
+}  // namespace kvasir::backbone
