@@ -1,0 +1,159 @@
+// The real program: flags, exit codes, monolithic runs, the benchmark against llama.cpp RPC.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "run_program.hpp"
+
+namespace kvasir::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::json;
+
+std::vector<std::string> monolithic(std::vector<std::string> more) {
+    std::vector<std::string> out = {"run", "-m", demo_model(), "--monolithic"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+}
+
+TEST(Program, VersionAndHelp) {
+    const Outcome version = kvasir({"--version"});
+    EXPECT_EQ(version.exit_code, 0);
+    EXPECT_THAT(version.out, HasSubstr("kvasir "));
+    const Outcome help = kvasir({"run", "--help"});
+    EXPECT_EQ(help.exit_code, 0);
+    for (const char* flag : {"--workers", "--prompt-tokens", "--temp", "--seed", "--threads",
+                             "--worker-threads", "--json", "--monolithic", "--listen",
+                             "--wait-coverage", "--exact", "--report", "--check"}) {
+        EXPECT_THAT(help.out, HasSubstr(flag));
+    }
+}
+
+TEST(Program, ExitCodesDifferByKindOfError) {
+    const std::string model = demo_model();
+    const struct {
+        std::vector<std::string> arguments;
+        int exit_code;
+        const char* says;
+    } cases[] = {
+        {{}, 2, "subcommand"},
+        {{"frobnicate"}, 2, "'frobnicate' is not a subcommand"},
+        {{"run"}, 2, "--model"},
+        {{"run", "-m", model, "--monolithic"}, 2, "--prompt-tokens"},
+        {monolithic({"-p", "x", "--prompt-tokens", "3"}), 2, "exclude"},
+        {monolithic({"-p", "x", "--workers", "2"}), 2, "exclude"},
+        {monolithic({"-p", "x", "--nonsense"}), 2, "--nonsense"},
+        {monolithic({"-p", "x", "--threads", "0"}), 2, "--threads"},
+        {monolithic({"-p", "x", "--temp", "-1"}), 2, "--temp"},
+        {monolithic({"-p", "x", "-n", "0"}), 2, "at least 1"},
+        {monolithic({"-p", "x", "-n", "5000"}), 2, "--ctx"},
+        {monolithic({"-p", ""}), 2, "empty"},
+        {monolithic({"--prompt-tokens", "3,x"}), 2, "item 2"},
+        {monolithic({"--prompt-tokens", "3,4096"}), 2, "from 0 to 4095"},
+        {monolithic({"--prompt-tokens", "3", "--seed", "4294967295"}), 2, "seed"},
+        {{"run", "-m", model, "-p", "x", "--wait-coverage", "50%"}, 2, "--listen"},
+        {{"run", "-m", model, "-p", "x", "--exact", "nearly"}, 2, "--exact"},
+        {{"--log-level", "loud", "run", "-m", model, "-p", "x"}, 2, "log level"},
+        {{"run", "-m", "/no/such/model.gguf", "--monolithic", "-p", "x"}, 4, "/no/such/model.gguf"},
+        {{"run", "-m", KVASIR_SOURCE_DIR "/CMakeLists.txt", "--monolithic", "-p", "x"}, 3,
+         "CMakeLists.txt"},
+        {{"bench", "-m", model, "--skip-swarm"}, 2, "--rpc-server"},
+        {{"bench", "-m", model, "--skip-swarm", "--rpc-server", "/no/such/program"}, 4,
+         "/no/such/program"},
+    };
+    for (const auto& c : cases) {
+        const Outcome outcome = kvasir(c.arguments);
+        EXPECT_EQ(outcome.exit_code, c.exit_code) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr(c.says));
+        EXPECT_EQ(outcome.out, "");
+    }
+}
+
+TEST(Program, MonolithicJsonRepeatsAndAgreesWithTheStreamedText) {
+    const std::vector<std::string> flags = {"-p",     "Once upon a time", "-n", "16",
+                                            "--temp", "0.7",              "--seed", "5"};
+    std::vector<std::string> with_json = flags;
+    with_json.push_back("--json");
+    const Outcome first = kvasir(monolithic(with_json));
+    const Outcome second = kvasir(monolithic(with_json));
+    ASSERT_EQ(first.exit_code, 0) << first.err;
+    const Json a = Json::parse(first.out);
+    const Json b = Json::parse(second.out);
+    for (const char* key : {"text", "tokens", "logits_sha256"}) EXPECT_EQ(a[key], b[key]) << key;
+    EXPECT_EQ(a["tokens"].size(), 16U);
+    EXPECT_GT(a["gen_tok_s"].get<double>(), 0);
+    EXPECT_EQ(a["pairs_remote"], 0);
+    const Outcome plain = kvasir(monolithic(flags));
+    EXPECT_EQ(plain.out, a["text"].get<std::string>() + "\n");
+    EXPECT_EQ(plain.err, "");
+}
+
+TEST(Program, PromptAsTextAndAsTokensAreTheSame) {
+    // Token 11 of the demo model is the comma.
+    const Json text = Json::parse(kvasir(monolithic({"-p", ",", "-n", "3", "--json"})).out);
+    const Json tokens =
+        Json::parse(kvasir(monolithic({"--prompt-tokens", "11", "-n", "3", "--json"})).out);
+    EXPECT_EQ(text["prompt_tokens"], 1);
+    EXPECT_EQ(text["logits_sha256"], tokens["logits_sha256"]);
+    EXPECT_EQ(text["text"], tokens["text"]);
+}
+
+TEST(Program, ReportAndEcho) {
+    const Outcome outcome =
+        kvasir(monolithic({"-p", "The fox", "-n", "4", "--report", "--echo"}));
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_EQ(outcome.out.rfind("The fox", 0), 0U);
+    EXPECT_THAT(outcome.out, HasSubstr("generated: 4 tokens"));
+}
+
+TEST(Program, ThePluginVariableDoesNotReachTheReference) {
+    ProgramOptions options;
+    options.environment = {"GGML_BACKEND_PATH=/no/such/libggml-kvasir.so"};
+    const std::vector<std::string> flags = monolithic({"-p", "The fox", "-n", "4", "--json"});
+    const Outcome with = kvasir(flags, options);
+    ASSERT_EQ(with.exit_code, 0) << with.err;
+    EXPECT_EQ(Json::parse(with.out)["logits_sha256"],
+              Json::parse(kvasir(flags).out)["logits_sha256"]);
+}
+
+TEST(Program, LogGoesToStderrAtTheChosenLevel) {
+    ProgramOptions options;
+    options.environment = {"KVASIR_LOG=debug"};
+    const Outcome loud = kvasir(monolithic({"-p", "The fox", "-n", "2", "--json"}), options);
+    EXPECT_THAT(loud.err, HasSubstr("debug llama:"));
+    EXPECT_TRUE(Json::accept(loud.out));
+    const Outcome flag_wins = kvasir(
+        monolithic({"-p", "The fox", "-n", "2", "--json", "--log-level", "error"}), options);
+    EXPECT_THAT(flag_wins.err, Not(HasSubstr("debug")));
+}
+
+TEST(Program, AFullDiskUnderStdoutIsAnError) {
+    ProgramOptions options;
+    options.stdout_path = "/dev/full";
+    const Outcome outcome = kvasir(monolithic({"-p", "The fox", "-n", "2"}), options);
+    EXPECT_EQ(outcome.exit_code, 4);
+    EXPECT_THAT(outcome.err, HasSubstr("standard output"));
+}
+
+#ifdef KVASIR_RPC_SERVER
+TEST(Program, BenchMeasuresLlamaRpcWithTheSameBits) {
+    const Outcome outcome =
+        kvasir({"bench", "-m", demo_model(), "--skip-swarm", "--rpc-server", KVASIR_RPC_SERVER, "--pairs",
+                "2", "-n", "4", "--prompt", "8", "--json"});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["bit_exact"], true);
+    EXPECT_EQ(json["rpc_bit_exact"], true);
+    EXPECT_GT(json["mono_tok_s"].get<double>(), 0);
+    EXPECT_GT(json["rpc_tok_s"].get<double>(), 0);
+    EXPECT_GT(json["rpc_efficiency"].get<double>(), 0);
+    EXPECT_EQ(json["rounds"].size(), 2U);
+    EXPECT_FALSE(json["machine"]["cpu"].get<std::string>().empty());
+}
+#endif
+
+}  // namespace
+}  // namespace kvasir::e2e
