@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -33,6 +34,8 @@ constexpr uint16_t kCloseTooBig = 1009;
 constexpr size_t kPiecesDirectMax = 15;             // more are copied before they are sent
 constexpr uint64_t kReceiveBytesPerCall = 8 << 20;  // then the caller gets a turn
 constexpr size_t kDrainBytesMax = 1 << 20;          // thrown away before a close, see drain()
+constexpr auto kBlockingWaitMin = std::chrono::milliseconds(64);  // see Impl::set_read_timeout
+constexpr auto kBlockingWaitMax = std::chrono::hours(1);
 
 std::string errno_text(const char* what, int error) {
     return std::string(what) + ": " + std::generic_category().message(error);
@@ -99,6 +102,10 @@ struct MessageStream::Impl {
     void send_owed_pong();
     Error write_failed(int error);
 
+    enum class Read : uint8_t { kNothing, kSome, kAll };  // kAll: the kernel had no more
+
+    Result<Read> read_some(bool block);
+    void set_read_timeout(Clock::duration left);
     Result<std::optional<std::span<const uint8_t>>> next_message();
     Status on_control(const MessageReader::Event& event);
     Status count_control();
@@ -117,6 +124,7 @@ struct MessageStream::Impl {
     SendBuffer unsent;
     StreamCounters counters;
     Clock::time_point last_heard = Clock::now();
+    std::chrono::milliseconds read_timeout{0};  // SO_RCVTIMEO as it is set
     bool closed = false;         // nothing goes either way any more
     bool write_closed = false;   // a write failed; what had arrived can still be read
 
@@ -223,17 +231,62 @@ void MessageStream::Impl::send_owed_pong() {
 
 // ---- receiving ----
 
+// How long a blocking recv() may wait. Coarse on purpose: deadlines differ from call to call, and an
+// unchanged power of two costs no system call.
+void MessageStream::Impl::set_read_timeout(Clock::duration left) {
+    const auto capped = std::min<Clock::duration>(left, kBlockingWaitMax);
+    const auto count = std::chrono::duration_cast<std::chrono::milliseconds>(capped).count();
+    const std::chrono::milliseconds rounded(std::bit_floor(static_cast<uint64_t>(count)));
+    if (rounded == read_timeout) return;
+    timeval timeout = {};
+    timeout.tv_sec = rounded.count() / 1000;
+    timeout.tv_usec = rounded.count() % 1000 * 1000;
+    if (::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout)) == 0) {
+        read_timeout = rounded;
+    }
+}
+
+// One recv() into the reader. Errors close the stream.
+Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
+    auto room = reader.writable();
+    if (!room) {
+        close(close_code_for(room.error().code));
+        return tl::unexpected(std::move(room.error()));
+    }
+    const ssize_t got = ::recv(fd.get(), room->data(), room->size(), block ? 0 : MSG_DONTWAIT);
+    if (got > 0) {
+        const auto count = static_cast<size_t>(got);
+        reader.commit(count);
+        counters.bytes_in += count;
+        last_heard = Clock::now();
+        return count < room->size() ? Read::kAll : Read::kSome;
+    }
+    if (got == 0) {
+        const bool partial = reader.partial();
+        close(1000);
+        return fail(Errc::kClosed, partial ? "the connection ended in the middle of a message"
+                                           : "the connection ended without a close frame");
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Read::kNothing;
+    const Error error = socket_error("recv", errno);
+    write_closed = true;  // nothing can be sent on it either
+    close(1000);
+    return tl::unexpected(error);
+}
+
+// The next message of those that have arrived; control frames are dealt with. Errors close the stream.
 Result<std::optional<std::span<const uint8_t>>> MessageStream::Impl::next_message() {
     while (true) {
         auto event = reader.next();
-        if (!event) return tl::unexpected(std::move(event.error()));
-        if (!*event) return std::nullopt;
-        if ((*event)->opcode == WsOpcode::kBinary) {
+        if (event && !*event) return std::nullopt;
+        if (event && (*event)->opcode == WsOpcode::kBinary) {
             ++counters.messages_in;
             return (*event)->payload;
         }
-        if (auto status = on_control(**event); !status) {
-            return tl::unexpected(std::move(status.error()));
+        const auto status = event ? on_control(**event) : tl::unexpected(std::move(event.error()));
+        if (!status) {
+            close(close_code_for(status.error().code));
+            return tl::unexpected(status.error());
         }
     }
 }
@@ -322,7 +375,7 @@ MessageStream::MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftov
     : impl_(std::make_unique<Impl>(std::move(fd), side, limits)) {
     const int socket = impl_->fd.get();
     if (const int flags = ::fcntl(socket, F_GETFL); flags >= 0) {
-        (void)::fcntl(socket, F_SETFL, flags | O_NONBLOCK);
+        (void)::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);  // each call says whether it may wait
     }
     const int on = 1;  // fails on a socket that is not TCP, which needs none
     (void)::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -399,58 +452,42 @@ Status MessageStream::flush_until(Deadline deadline) {
 
 Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
     if (!impl_ || impl_->closed) return fail(Errc::kClosed, "the connection is closed");
-    Impl& impl = *impl_;
-    uint64_t budget = kReceiveBytesPerCall;
-    bool drained = false;
+    const uint64_t bytes_in_max = impl_->counters.bytes_in + kReceiveBytesPerCall;
     while (true) {
-        auto message = impl.next_message();
-        if (!message) {
-            impl.close(close_code_for(message.error().code));
-            return message;
-        }
-        if (*message || drained || budget == 0) return message;
-
-        auto room = impl.reader.writable();
-        if (!room) {
-            impl.close(close_code_for(room.error().code));
-            return tl::unexpected(std::move(room.error()));
-        }
-        const ssize_t got = ::recv(impl.fd.get(), room->data(), room->size(), MSG_DONTWAIT);
-        if (got > 0) {
-            const auto count = static_cast<size_t>(got);
-            impl.reader.commit(count);
-            impl.counters.bytes_in += count;
-            impl.last_heard = Clock::now();
-            budget -= std::min<uint64_t>(budget, count);
-            drained = count < room->size();  // the kernel had no more; if it has by now, poll says so
-        } else if (got == 0) {
-            const bool partial = impl.reader.partial();
-            impl.close(1000);
-            return fail(Errc::kClosed, partial ? "the connection ended in the middle of a message"
-                                               : "the connection ended without a close frame");
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            return std::nullopt;
-        } else if (errno != EINTR) {
-            const Error error = socket_error("recv", errno);
-            impl.write_closed = true;  // nothing can be sent on it either
-            impl.close(1000);
-            return tl::unexpected(error);
-        }
+        auto message = impl_->next_message();
+        if (!message || *message) return message;
+        if (impl_->counters.bytes_in >= bytes_in_max) return std::nullopt;
+        auto read = impl_->read_some(false);
+        if (!read) return tl::unexpected(std::move(read.error()));
+        if (*read == Impl::Read::kNothing) return std::nullopt;
+        // The kernel had no more; if it has by now, poll() says so.
+        if (*read == Impl::Read::kAll) return impl_->next_message();
     }
 }
 
+// Waits in recv() itself where it can: a wake-up is then one system call in place of three.
 Result<std::span<const uint8_t>> MessageStream::receive(Deadline deadline) {
     while (true) {
-        auto message = try_receive();
+        const auto left = deadline - std::min(Clock::now(), deadline);
+        if (closed() || wants_write() || left < kBlockingWaitMin) {
+            auto message = try_receive();
+            if (!message) return tl::unexpected(std::move(message.error()));
+            if (*message) return **message;
+            const short events = wants_write() ? POLLIN | POLLOUT : POLLIN;
+            // Asked before the wait: a peer that drips bytes keeps the socket readable for ever.
+            auto ready = left.count() > 0 ? wait_for(fd(), events, deadline) : Result<bool>(false);
+            if (!ready) return tl::unexpected(std::move(ready.error()));
+            if (!*ready) return fail(Errc::kTimeout, "no message arrived in time");
+            if (wants_write()) (void)impl_->flush();  // a failure ends sending only
+            continue;
+        }
+        auto message = impl_->next_message();
         if (!message) return tl::unexpected(std::move(message.error()));
         if (*message) return **message;
-        // Asked here too: a peer that drips bytes keeps the socket readable for ever.
-        if (Clock::now() >= deadline) return fail(Errc::kTimeout, "no message arrived in time");
-        const short events = wants_write() ? POLLIN | POLLOUT : POLLIN;
-        auto ready = wait_for(fd(), events, deadline);
-        if (!ready) return tl::unexpected(std::move(ready.error()));
-        if (!*ready) return fail(Errc::kTimeout, "no message arrived in time");
-        if (wants_write()) (void)impl_->flush();  // a failure ends sending only
+        impl_->set_read_timeout(left);
+        if (auto read = impl_->read_some(true); !read) {
+            return tl::unexpected(std::move(read.error()));
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// MessageStream: WebSocket messages over a connected, non-blocking socket, after the upgrade.
+// MessageStream: WebSocket messages over a connected socket, after the upgrade.
 //
 // Used by worker and backbone (and later the relay). The socket belongs to whoever calls: there is no
 // thread and no reactor inside, so the computing thread can send and receive without a hand-over.
@@ -57,7 +57,8 @@ struct StreamCounters {
 
 class MessageStream {
 public:
-    // `leftover`: bytes that arrived together with the end of the HTTP upgrade. Sets O_NONBLOCK and TCP_NODELAY.
+    // `leftover`: bytes that arrived together with the end of the HTTP upgrade. Sets TCP_NODELAY and clears
+    // O_NONBLOCK: every call inside says whether it may wait, so that receive() can wait in recv() itself.
     MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftover, MessageLimits limits = {});
     MessageStream(MessageStream&&) noexcept;
     MessageStream& operator=(MessageStream&&) noexcept;

@@ -31,6 +31,7 @@ inline Bytes frame(const Bytes& payload, bool masked,
                    wire::WsOpcode opcode = wire::WsOpcode::kBinary, bool fin = true,
                    std::array<uint8_t, 4> key = {0x11, 0x22, 0x33, 0x44}) {
     Bytes out;
+    out.reserve(payload.size() + wire::kWsHeaderBytesMax);
     out.push_back(static_cast<uint8_t>((fin ? 0x80 : 0) | static_cast<uint8_t>(opcode)));
     const uint8_t mask_bit = masked ? 0x80 : 0;
     const uint64_t size = payload.size();

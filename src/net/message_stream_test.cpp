@@ -1,0 +1,495 @@
+#include "net/message_stream.hpp"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.hpp"
+#include "net/test_frames.hpp"
+
+namespace kvasir::net {
+namespace {
+
+using testing::Bytes;
+using testing::bytes_of;
+using testing::control;
+using testing::frame;
+using testing::pattern;
+using wire::WsOpcode;
+
+using namespace std::chrono_literals;
+
+Deadline in(std::chrono::milliseconds time) { return Clock::now() + time; }
+
+using FdPair = std::pair<UniqueFd, UniqueFd>;
+
+FdPair socket_pair() {
+    int fds[2];
+    KVASIR_CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+FdPair tcp_pair() {
+    UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* plain = reinterpret_cast<sockaddr*>(&address);
+    KVASIR_CHECK(::bind(listener.get(), plain, size) == 0);
+    KVASIR_CHECK(::listen(listener.get(), 1) == 0);
+    KVASIR_CHECK(::getsockname(listener.get(), plain, &size) == 0);
+    UniqueFd client(::socket(AF_INET, SOCK_STREAM, 0));
+    KVASIR_CHECK(::connect(client.get(), plain, size) == 0);
+    UniqueFd server(::accept(listener.get(), nullptr, nullptr));
+    KVASIR_CHECK(server.get() >= 0);
+    return {std::move(client), std::move(server)};
+}
+
+// The same tests over an in-memory pair and over TCP.
+class Streams : public ::testing::TestWithParam<bool> {
+protected:
+    FdPair fds() const { return GetParam() ? tcp_pair() : socket_pair(); }
+};
+INSTANTIATE_TEST_SUITE_P(Sockets, Streams, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Tcp" : "Pair"; });
+
+// A raw peer writes all of `bytes`, blocking, in pieces of at most `piece`.
+void write_all(int fd, const Bytes& bytes, size_t piece = ~size_t{0}) {
+    size_t done = 0;
+    while (done < bytes.size()) {
+        const size_t count = std::min(piece, bytes.size() - done);
+        const ssize_t sent = ::send(fd, bytes.data() + done, count, MSG_NOSIGNAL);
+        if (sent <= 0) return;
+        done += static_cast<size_t>(sent);
+    }
+}
+
+// Everything a raw peer can read until the end of the stream.
+Bytes read_to_end(int fd) {
+    Bytes all;
+    uint8_t buffer[65536];
+    while (true) {
+        const ssize_t got = ::recv(fd, buffer, sizeof(buffer), 0);
+        if (got <= 0) return all;
+        all.insert(all.end(), buffer, buffer + got);
+    }
+}
+
+Bytes copy(std::span<const uint8_t> view) { return {view.begin(), view.end()}; }
+
+// S1: every size at the borders, both directions, with a marker after each.
+TEST_P(Streams, SizesAtEveryBorderBothWays) {
+    auto [a, b] = fds();
+    MessageLimits limits;
+    limits.message_bytes_max = (2 << 20) + 7;
+    MessageStream client(std::move(a), Side::kClient, {}, limits);
+    MessageStream server(std::move(b), Side::kServer, {}, limits);
+    const uint64_t sizes[] = {0,     1,     125,   126,   127,   128,     16383,   16384,
+                              16385, 32767, 32768, 65535, 65536, 65537,   (1 << 20) + 1,
+                              limits.message_bytes_max};
+    std::thread echo([&server] {
+        while (auto message = server.receive(in(20s))) {
+            const Bytes answer = copy(*message);
+            if (!server.enqueue(answer) || !server.flush_until(in(20s))) return;
+        }
+    });
+    for (const uint64_t size : sizes) {
+        const Bytes body = pattern(size);
+        const std::span<const uint8_t> whole(body);
+        const std::span<const uint8_t> pieces[] = {whole.first(size / 3), {}, whole.subspan(size / 3)};
+        ASSERT_TRUE(client.enqueue(pieces));
+        ASSERT_TRUE(client.flush_until(in(20s)));
+        ASSERT_TRUE(client.enqueue(bytes_of("marker")));
+        auto answer = client.receive(in(20s));
+        ASSERT_TRUE(answer) << size << ": " << answer.error().detail;
+        ASSERT_TRUE(copy(*answer) == body) << size;
+        ASSERT_EQ(reinterpret_cast<uintptr_t>(answer->data()) % 16, 0u) << size;
+        auto marker = client.receive(in(20s));
+        ASSERT_TRUE(marker) << size;
+        ASSERT_EQ(copy(*marker), bytes_of("marker")) << size;
+    }
+    const Bytes over(limits.message_bytes_max + 1);
+    EXPECT_EQ(client.enqueue(over).error().code, Errc::kLimit);
+    EXPECT_EQ(client.counters().messages_out, 2 * std::size(sizes));
+    EXPECT_EQ(client.counters().messages_in, 2 * std::size(sizes));
+    EXPECT_GT(client.counters().bytes_out, client.counters().bytes_in);  // four bytes of key each
+    client.close();
+    echo.join();
+}
+
+// A raw peer's bytes, whole, byte by byte and in odd pieces.
+TEST_P(Streams, AnySegmentationGivesTheSameMessages) {
+    Bytes stream;
+    for (const size_t size : {0, 1, 125, 126, 127, 128, 32768, 65535, 65536}) {
+        for (const Bytes& part : {frame(pattern(size), true), frame(bytes_of("marker"), true)}) {
+            stream.insert(stream.end(), part.begin(), part.end());
+        }
+    }
+    for (const size_t piece : {~size_t{0}, size_t{1}, size_t{3}, size_t{1000}}) {
+        auto [raw, fd] = fds();
+        MessageStream server(std::move(fd), Side::kServer, {});
+        std::thread peer([&, fd = raw.get()] { write_all(fd, stream, piece); });
+        for (const size_t size : {0, 1, 125, 126, 127, 128, 32768, 65535, 65536}) {
+            auto message = server.receive(in(30s));
+            ASSERT_TRUE(message) << message.error().detail;
+            ASSERT_TRUE(copy(*message) == pattern(size)) << size;
+            message = server.receive(in(30s));
+            ASSERT_TRUE(message);
+            ASSERT_EQ(copy(*message), bytes_of("marker"));
+        }
+        peer.join();
+    }
+}
+
+TEST_P(Streams, LeftoverOfTheUpgradeComesFirstAtEveryCut) {
+    Bytes stream = frame(bytes_of("W"), true);
+    for (const Bytes& part : {frame(pattern(300), true), control(WsOpcode::kPing, "x", true),
+                              frame(bytes_of("last"), true)}) {
+        stream.insert(stream.end(), part.begin(), part.end());
+    }
+    for (size_t cut = 0; cut <= stream.size(); ++cut) {
+        auto [raw, fd] = fds();
+        MessageStream server(std::move(fd), Side::kServer,
+                             {stream.begin(), stream.begin() + static_cast<long>(cut)});
+        write_all(raw.get(), {stream.begin() + static_cast<long>(cut), stream.end()});
+        for (const Bytes& expected : {bytes_of("W"), pattern(300), bytes_of("last")}) {
+            auto message = server.receive(in(10s));
+            ASSERT_TRUE(message) << cut << ": " << message.error().detail;
+            ASSERT_TRUE(copy(*message) == expected) << cut;
+        }
+        server.close();
+        EXPECT_EQ(read_to_end(raw.get()).size(), 3u + 4u) << cut;  // pong "x", close 1000
+    }
+}
+
+struct Offence {
+    const char* name;
+    Bytes bytes;
+    Errc code;
+    uint16_t close_code;
+};
+
+// What a broken peer sends, the error it becomes, and the close code that goes back.
+TEST_P(Streams, EveryOffenceClosesWithItsCode) {
+    const auto header = [](Bytes start) { return start; };
+    const Offence offences[] = {
+        {"no mask", frame(bytes_of("x"), false), Errc::kProtocol, 1002},
+        {"RSV bits", header({0xc2, 0x80, 0, 0, 0, 0}), Errc::kProtocol, 1002},
+        {"unknown opcode", header({0x83, 0x80, 0, 0, 0, 0}), Errc::kProtocol, 1002},
+        {"text", frame(bytes_of("x"), true, WsOpcode::kText), Errc::kUnsupported, 1003},
+        {"claims cap+1", header({0x82, 0xfe, 0x03, 0xe9}), Errc::kProtocol, 0},  // waits for the key
+        {"cap+1", frame(pattern(1001), true), Errc::kLimit, 1009},
+        {"claims 2^31", header({0x82, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0}), Errc::kLimit, 1009},
+        {"claims 2^32", header({0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0}), Errc::kLimit, 1009},
+        {"claims 2^32+126", header({0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 126, 0, 0, 0, 0}), Errc::kLimit, 1009},
+        {"claims 2^63", header({0x82, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0}), Errc::kProtocol, 1002},
+        {"claims 2^64-1", header({0x82, 0xff, 255, 255, 255, 255, 255, 255, 255, 255}), Errc::kProtocol, 1002},
+        {"not minimal", header({0x82, 0xfe, 0, 5}), Errc::kProtocol, 1002},
+        {"long ping", header({0x89, 0xfe}), Errc::kProtocol, 1002},
+        {"fragmented ping", header({0x09, 0x80}), Errc::kProtocol, 1002},
+        {"lone continuation", frame({}, true, WsOpcode::kContinuation), Errc::kProtocol, 1002},
+        {"close of one byte", control(WsOpcode::kClose, "x", true), Errc::kProtocol, 1002},
+        {"close with code 1005", control(WsOpcode::kClose, "\x03\xed", true), Errc::kProtocol, 1002},
+        {"clean close", control(WsOpcode::kClose, "\x03\xe8" "bye", true), Errc::kClosed, 1000},
+        {"close without code", control(WsOpcode::kClose, "", true), Errc::kClosed, 1000},
+        {"close 1001", control(WsOpcode::kClose, "\x03\xe9", true), Errc::kClosed, 1001},
+    };
+    MessageLimits limits;
+    limits.message_bytes_max = 1000;
+    for (const Offence& offence : offences) {
+        auto [raw, fd] = fds();
+        MessageStream server(std::move(fd), Side::kServer, {}, limits);
+        write_all(raw.get(), frame(bytes_of("marker"), true));
+        write_all(raw.get(), offence.bytes);
+        auto message = server.receive(in(10s));
+        ASSERT_TRUE(message) << offence.name;
+        EXPECT_EQ(copy(*message), bytes_of("marker")) << offence.name;
+        if (offence.close_code == 0) {
+            EXPECT_EQ(server.receive(in(20ms)).error().code, Errc::kTimeout) << offence.name;
+            EXPECT_FALSE(server.closed());
+            continue;
+        }
+        message = server.receive(in(10s));
+        ASSERT_FALSE(message) << offence.name;
+        EXPECT_EQ(message.error().code, offence.code) << offence.name << message.error().detail;
+        EXPECT_TRUE(server.closed()) << offence.name;
+        EXPECT_EQ(server.receive(in(10s)).error().code, Errc::kClosed) << offence.name;
+        EXPECT_EQ(server.enqueue(bytes_of("x")).error().code, Errc::kClosed) << offence.name;
+        const Bytes close_frame = {0x88, 2, static_cast<uint8_t>(offence.close_code >> 8),
+                                   static_cast<uint8_t>(offence.close_code)};
+        EXPECT_EQ(read_to_end(raw.get()), close_frame) << offence.name;
+    }
+}
+
+TEST_P(Streams, MaskedFramesAreRefusedByAClient) {
+    auto [raw, fd] = fds();
+    MessageStream client(std::move(fd), Side::kClient, {});
+    write_all(raw.get(), frame(bytes_of("x"), true));
+    EXPECT_EQ(client.receive(in(10s)).error().code, Errc::kProtocol);
+    EXPECT_EQ(read_to_end(raw.get()), (Bytes{0x88, 0x82, 0, 0, 0, 0, 0x03, 0xea}));
+}
+
+TEST_P(Streams, EndlessFragmentsStopAtTheCap) {
+    auto [raw, fd] = fds();
+    MessageLimits limits;
+    limits.message_bytes_max = 100000;
+    MessageStream server(std::move(fd), Side::kServer, {}, limits);
+    std::thread peer([fd = raw.get()] {
+        write_all(fd, frame(pattern(999), true, WsOpcode::kBinary, false));
+        for (int i = 0; i < 200; ++i) {
+            write_all(fd, frame(pattern(999), true, WsOpcode::kContinuation, false));
+        }
+    });
+    auto message = server.receive(in(10s));
+    ASSERT_FALSE(message);
+    EXPECT_EQ(message.error().code, Errc::kLimit);
+    server = MessageStream(UniqueFd(), Side::kServer, {});  // closes the socket under the peer
+    peer.join();
+}
+
+TEST_P(Streams, ExactlyAtTheLimitsPasses) {
+    auto [a, b] = fds();
+    MessageLimits limits;
+    limits.message_bytes_max = limits.unsent_bytes_max = 70000;
+    MessageStream client(std::move(a), Side::kClient, {}, limits);
+    MessageStream server(std::move(b), Side::kServer, {}, limits);
+    ASSERT_TRUE(client.enqueue(pattern(70000)));
+    std::thread flusher([&client] { EXPECT_TRUE(client.flush_until(in(10s))); });
+    auto message = server.receive(in(10s));
+    flusher.join();
+    ASSERT_TRUE(message) << message.error().detail;
+    EXPECT_TRUE(copy(*message) == pattern(70000));
+}
+
+// A peer that never reads: the sender is told kBusy at the bound, nothing of the refused message is
+// sent, and what was taken arrives whole afterwards.
+TEST_P(Streams, APeerThatNeverReadsMakesUsBusyNotBig) {
+    auto [a, b] = fds();
+    const int small = 4096;
+    ::setsockopt(a.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    MessageLimits limits;
+    limits.unsent_bytes_max = 1 << 20;
+    MessageStream sender(std::move(a), Side::kServer, {}, limits);
+    size_t taken = 0;
+    Status status;
+    while (taken < 10000) {
+        status = sender.enqueue(pattern(50000, static_cast<uint32_t>(taken)));
+        if (!status) break;
+        ++taken;
+    }
+    ASSERT_FALSE(status) << "never busy";
+    EXPECT_EQ(status.error().code, Errc::kBusy);
+    EXPECT_TRUE(sender.wants_write());
+    EXPECT_FALSE(sender.closed());
+    EXPECT_EQ(sender.flush_until(in(30ms)).error().code, Errc::kTimeout);
+    EXPECT_EQ(sender.enqueue(pattern(50000)).error().code, Errc::kBusy);
+    const Bytes never((1 << 20) + 1);
+    EXPECT_EQ(sender.enqueue(never).error().code, Errc::kLimit);
+
+    MessageStream reader(std::move(b), Side::kClient, {});
+    std::thread flusher([&sender] { EXPECT_TRUE(sender.flush_until(in(20s))); });
+    for (size_t i = 0; i < taken; ++i) {
+        auto message = reader.receive(in(20s));
+        ASSERT_TRUE(message) << i << " of " << taken << ": " << message.error().detail;
+        ASSERT_TRUE(copy(*message) == pattern(50000, static_cast<uint32_t>(i))) << i;
+    }
+    flusher.join();
+    ASSERT_TRUE(sender.enqueue(bytes_of("marker")));
+    EXPECT_EQ(copy(*reader.receive(in(10s))), bytes_of("marker"));
+}
+
+TEST_P(Streams, PingsAreAnsweredAndFloodsAreNot) {
+    auto [raw, fd] = fds();
+    MessageLimits limits;
+    limits.control_per_second_max = 5;
+    MessageStream server(std::move(fd), Side::kServer, {}, limits);
+    for (int i = 0; i < 5; ++i) write_all(raw.get(), control(WsOpcode::kPing, "hello", true));
+    write_all(raw.get(), frame(bytes_of("marker"), true));
+    ASSERT_TRUE(server.receive(in(10s)));
+    // Those that arrived together may share a pong, but the last one is answered.
+    const Bytes pong = control(WsOpcode::kPong, "hello", false);
+    Bytes answer(pong.size());
+    ASSERT_EQ(::recv(raw.get(), answer.data(), answer.size(), MSG_WAITALL),
+              static_cast<ssize_t>(pong.size()));
+    EXPECT_EQ(answer, pong);
+    for (int i = 0; i < 20; ++i) write_all(raw.get(), control(WsOpcode::kPong, "", true));
+    EXPECT_EQ(server.receive(in(10s)).error().code, Errc::kProtocol);
+}
+
+// A peer that pings but never reads must not fill our memory with pongs.
+TEST_P(Streams, PongsDoNotPileUp) {
+    auto [raw, fd] = fds();
+    const int small = 4096;
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    MessageLimits limits;
+    limits.control_per_second_max = 1000000;
+    MessageStream server(std::move(fd), Side::kServer, {}, limits);
+    while (!server.wants_write()) ASSERT_TRUE(server.enqueue(pattern(100000)));
+    for (int i = 0; i < 50; ++i) ASSERT_TRUE(server.enqueue(pattern(100000)));
+    const uint64_t out = server.counters().bytes_out;
+    Bytes pings;
+    for (int i = 0; i < 2000; ++i) {
+        const Bytes ping = control(WsOpcode::kPing, std::string(125, static_cast<char>(i)), true);
+        pings.insert(pings.end(), ping.begin(), ping.end());
+    }
+    std::thread peer([&, fd = raw.get()] {
+        write_all(fd, pings);
+        write_all(fd, frame(bytes_of("marker"), true));
+    });
+    ASSERT_TRUE(server.receive(in(10s)));
+    peer.join();
+    EXPECT_LT(server.counters().bytes_out - out, 4000000u);  // the pings were read behind a full socket
+    std::thread flusher([&server] {
+        EXPECT_TRUE(server.flush_until(in(10s)));
+        EXPECT_TRUE(server.flush());
+        server.close();
+    });
+    const Bytes all = read_to_end(raw.get());
+    flusher.join();
+    const std::string text(all.begin(), all.end());
+    size_t pongs = 0;
+    for (size_t at = text.find("\x8a\x7d"); at != std::string::npos; at = text.find("\x8a\x7d", at + 127)) {
+        ++pongs;
+    }
+    EXPECT_GE(pongs, 1u);
+    EXPECT_LE(pongs, 3u);
+}
+
+TEST_P(Streams, AnAbruptEndIsAnErrorNotASignal) {
+    for (const bool partial : {false, true}) {
+        auto [raw, fd] = fds();
+        MessageStream server(std::move(fd), Side::kServer, {});
+        Bytes bytes = frame(pattern(1000), true);
+        bytes.resize(500);
+        if (partial) write_all(raw.get(), bytes);
+        raw.reset();
+        auto message = server.receive(in(10s));
+        ASSERT_FALSE(message);
+        EXPECT_EQ(message.error().code, Errc::kClosed);
+        EXPECT_EQ(message.error().detail.find("middle") != std::string::npos, partial);
+    }
+    // Writing to a peer that is gone: an error; SIGPIPE would end this process.
+    auto [raw, fd] = fds();
+    MessageStream server(std::move(fd), Side::kServer, {});
+    raw.reset();
+    Status status;
+    for (int i = 0; i < 100 && status; ++i) {
+        status = server.enqueue(pattern(1000));
+        std::this_thread::sleep_for(1ms);
+    }
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().code, Errc::kClosed) << status.error().detail;
+    EXPECT_TRUE(server.closed());
+}
+
+// What the peer said before it went away can be read although our own writes fail by then.
+TEST_P(Streams, LastWordsAreReadAfterAFailedWrite) {
+    auto [raw, fd] = fds();
+    MessageStream server(std::move(fd), Side::kServer, {});
+    write_all(raw.get(), frame(bytes_of("the reason"), true));
+    raw.reset();
+    Status status;
+    for (int i = 0; i < 100 && status; ++i) {
+        status = server.enqueue(pattern(100));
+        std::this_thread::sleep_for(1ms);
+    }
+    ASSERT_FALSE(status);
+    auto message = server.receive(in(10s));
+    ASSERT_TRUE(message) << message.error().detail;
+    EXPECT_EQ(copy(*message), bytes_of("the reason"));
+    EXPECT_EQ(server.receive(in(10s)).error().code, Errc::kClosed);
+}
+
+TEST_P(Streams, CloseReachesThePeerBehindWhatWasSent) {
+    auto [a, b] = fds();
+    MessageStream client(std::move(a), Side::kClient, {});
+    MessageStream server(std::move(b), Side::kServer, {});
+    ASSERT_TRUE(client.enqueue(pattern(5000)));  // unread at the server when it closes
+    ASSERT_TRUE(server.enqueue(bytes_of("error text")));
+    server.close(1008);
+    EXPECT_TRUE(server.closed());
+    auto message = client.receive(in(10s));
+    ASSERT_TRUE(message) << message.error().detail;
+    EXPECT_EQ(copy(*message), bytes_of("error text"));
+    message = client.receive(in(10s));
+    ASSERT_FALSE(message);
+    EXPECT_EQ(message.error().code, Errc::kClosed);
+    EXPECT_NE(message.error().detail.find("1008"), std::string::npos) << message.error().detail;
+}
+
+TEST_P(Streams, DeadlineHoldsAgainstADrippingPeer) {
+    auto [raw, fd] = fds();
+    MessageStream server(std::move(fd), Side::kServer, {});
+    std::atomic<bool> stop = false;
+    std::thread peer([&, fd = raw.get()] {
+        const Bytes bytes = frame(pattern(60000), true);
+        for (size_t i = 0; i < bytes.size() && !stop; ++i) {
+            write_all(fd, {bytes[i]});
+            std::this_thread::sleep_for(100us);
+        }
+    });
+    const auto start = Clock::now();
+    EXPECT_EQ(server.receive(in(100ms)).error().code, Errc::kTimeout);
+    EXPECT_LT(Clock::now() - start, 2s);
+    EXPECT_FALSE(server.closed());
+    EXPECT_GT(server.last_heard(), start);
+    stop = true;
+    peer.join();
+}
+
+TEST_P(Streams, TimeoutLeavesTheStreamUsable) {
+    auto [a, b] = fds();
+    MessageStream client(std::move(a), Side::kClient, {});
+    MessageStream server(std::move(b), Side::kServer, {});
+    EXPECT_EQ(server.receive(in(5ms)).error().code, Errc::kTimeout);
+    EXPECT_EQ(server.receive(Clock::now() - 1s).error().code, Errc::kTimeout);
+    ASSERT_TRUE(client.enqueue(bytes_of("late")));
+    auto message = server.receive(Deadline::max());
+    ASSERT_TRUE(message);
+    EXPECT_EQ(copy(*message), bytes_of("late"));
+    EXPECT_FALSE(*server.try_receive());
+}
+
+// Many pieces, and queued messages of all sizes behind a full socket, in order and whole.
+TEST_P(Streams, QueuedMessagesKeepTheirOrder) {
+    auto [a, b] = fds();
+    const int small = 4096;
+    ::setsockopt(a.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    MessageStream sender(std::move(a), Side::kClient, {});
+    MessageStream reader(std::move(b), Side::kServer, {});
+    std::vector<Bytes> sent;
+    for (uint32_t i = 0; i < 300; ++i) {
+        sent.push_back(pattern((i * 7919) % 20000, i));
+        std::vector<std::span<const uint8_t>> pieces;
+        std::span<const uint8_t> rest(sent.back());
+        const size_t step = std::max<size_t>(1, rest.size() / (1 + i % 40));
+        while (!rest.empty()) {
+            pieces.push_back(rest.first(std::min(step, rest.size())));
+            rest = rest.subspan(pieces.back().size());
+        }
+        ASSERT_TRUE(sender.enqueue(pieces));
+    }
+    EXPECT_TRUE(sender.wants_write());
+    std::thread flusher([&sender] { EXPECT_TRUE(sender.flush_until(in(20s))); });
+    for (const Bytes& expected : sent) {
+        auto message = reader.receive(in(20s));
+        ASSERT_TRUE(message) << message.error().detail;
+        ASSERT_TRUE(copy(*message) == expected);
+    }
+    flusher.join();
+}
+
+}  // namespace
+}  // namespace kvasir::net
