@@ -312,8 +312,9 @@ Result<Hello> decode_hello(std::span<const uint8_t> payload) {
     value.pairs_max = in.u32("pairs_max");
     if (!in.failed()) {
         if (value.threads == 0) in.wrong("threads", "must not be 0");
-        in.check_count("rows_max", value.rows_max, kRowsMax);
-        in.check_count("pairs_max", value.pairs_max, kPairsMax);
+        // More than our own limits is fine: the asker keeps to the smaller of the two.
+        if (value.rows_max == 0) in.wrong("rows_max", "must not be 0");
+        if (value.pairs_max == 0) in.wrong("pairs_max", "must not be 0");
     }
     if (!in.failed()) read_segments(in, value.segments);
     // A newer minor version may append fields; ours must end here.

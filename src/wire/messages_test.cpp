@@ -244,8 +244,8 @@ const Field kFields[] = {
     {"HELLO", "build.compiler", 88, 2},
     {"HELLO", "build.kernels", 100, 2},
     {"HELLO", "threads", 142, 4, {1, 3, 0xffffffff}},
-    {"HELLO", "rows_max", 146, 4, {1, 511, 513}},
-    {"HELLO", "pairs_max", 150, 4, {1, 4095, 4097}},
+    {"HELLO", "rows_max", 146, 4, {1, 511, 513, 0xffffffff}},
+    {"HELLO", "pairs_max", 150, 4, {1, 4095, 4097, 0xffffffff}},
     {"HELLO", "segment_count", 154, 4},
     {"HELLO", "segments", 166, 4, {0, 1, 7, 9}},              // begin, up to end 16
     {"HELLO", "segments", 170, 4, {15, 17, 0xffffffff}},      // end, above begin 8
@@ -355,9 +355,11 @@ TEST(Messages, LimitsAreExact) {
     Hello hello = example_hello();
     hello.segments.clear();
     for (uint32_t i = 0; i < kSegmentsMax; ++i) hello.segments.push_back({{{i, 0}, 0, 1}, {}});
-    EXPECT_TRUE(decode_any(encode_hello(hello)));
-    hello.rows_max = kRowsMax + 1;
-    EXPECT_EQ(decode_any(encode_hello(hello)).error().code, Errc::kLimit);
+    Bytes hello_message = encode_hello(hello);
+    EXPECT_TRUE(decode_any(hello_message));
+    put(hello_message, 154, 4, kSegmentsMax + 1);
+    hello_message.resize(hello_message.size() + 48);
+    EXPECT_EQ(decode_any(with_header_size(hello_message)).error().code, Errc::kLimit);
 }
 
 TEST(Messages, OwnTextIsCutAtTheLimit) {
