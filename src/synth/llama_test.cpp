@@ -44,9 +44,11 @@ std::vector<float> run(llama_model* model, std::string_view text) {
     if (!context) return {};
     const llama_vocab* vocab = llama_model_get_vocab(model);
     std::vector<llama_token> tokens(text.size() + 8);
-    const int count = llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
-                                     static_cast<int32_t>(tokens.size()), false, true);
-    if (count <= 0 || llama_decode(context.get(), llama_batch_get_one(tokens.data(), count)) != 0) return {};
+    const int count =
+        llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                       static_cast<int32_t>(tokens.size()), false, true);
+    if (count <= 0 || llama_decode(context.get(), llama_batch_get_one(tokens.data(), count)) != 0)
+        return {};
     const float* logits = llama_get_logits_ith(context.get(), -1);
     return {logits, logits + llama_vocab_n_tokens(vocab)};
 }
@@ -99,16 +101,49 @@ const Variant kVariants[] = {
     {"plain", "llama", [](SynthSpec&) {}},
     {"two layers", "qwen35moe", [](SynthSpec& s) { s.layers = 2; }},
     {"mtp", "qwen35moe", [](SynthSpec& s) { s.mtp = true; }},
-    {"mtp", "deepseek2", [](SynthSpec& s) { s.mtp = true; s.dense = "1100"; }},
-    {"mtp, mixed fusion, scales", "hy_v3", [](SynthSpec& s) { s.mtp = true; s.fused = "0101"; s.scale = true; }},
-    {"interleaved dense, wrong key", "hy_v3", [](SynthSpec& s) { s.dense = "0101"; s.dense_key = 3; }},
+    {"mtp", "deepseek2",
+     [](SynthSpec& s) {
+         s.mtp = true;
+         s.dense = "1100";
+     }},
+    {"mtp, mixed fusion, scales", "hy_v3",
+     [](SynthSpec& s) {
+         s.mtp = true;
+         s.fused = "0101";
+         s.scale = true;
+     }},
+    {"interleaved dense, wrong key", "hy_v3",
+     [](SynthSpec& s) {
+         s.dense = "0101";
+         s.dense_key = 3;
+     }},
     {"all dense", "hy_v3", [](SynthSpec& s) { s.dense = "1111"; }},
-    {"fused, scales, two shared", "qwen35moe", [](SynthSpec& s) { s.fused = "1111"; s.scale = true; s.shared = 2; }},
+    {"fused, scales, two shared", "qwen35moe",
+     [](SynthSpec& s) {
+         s.fused = "1111";
+         s.scale = true;
+         s.shared = 2;
+     }},
     {"scales", "qwen3moe", [](SynthSpec& s) { s.scale = true; }},
     {"scales", "llama", [](SynthSpec& s) { s.scale = true; }},
-    {"mxfp4", "gpt-oss", [](SynthSpec& s) { s.type = GGML_TYPE_MXFP4; s.bias = true; }},
-    {"k-quants", "deepseek2", [](SynthSpec& s) { s.embd = s.ff = 256; s.type = GGML_TYPE_Q4_K; s.type_down = GGML_TYPE_Q6_K; }},
-    {"narrow floats", "llama", [](SynthSpec& s) { s.embd = 16; s.ff = 16; s.type = GGML_TYPE_F32; s.type_dense = GGML_TYPE_BF16; }},
+    {"mxfp4", "gpt-oss",
+     [](SynthSpec& s) {
+         s.type = GGML_TYPE_MXFP4;
+         s.bias = true;
+     }},
+    {"k-quants", "deepseek2",
+     [](SynthSpec& s) {
+         s.embd = s.ff = 256;
+         s.type = GGML_TYPE_Q4_K;
+         s.type_down = GGML_TYPE_Q6_K;
+     }},
+    {"narrow floats", "llama",
+     [](SynthSpec& s) {
+         s.embd = 16;
+         s.ff = 16;
+         s.type = GGML_TYPE_F32;
+         s.type_dense = GGML_TYPE_BF16;
+     }},
     {"one expert", "gpt-oss", [](SynthSpec& s) { s.experts = s.used = 1; }},
     {"all experts used", "qwen3moe", [](SynthSpec& s) { s.experts = s.used = 12; }},
     {"smallest vocabulary", "llama", [](SynthSpec& s) { s.vocab = kVocabMin; }},
@@ -151,13 +186,15 @@ TEST(StockLlama, TokenisesAndBack) {
     const llama_vocab* vocab = llama_model_get_vocab(model.get());
     std::vector<llama_token> tokens(64);
     const auto tokenise = [&](std::string_view text) {
-        return llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(), 64, false, true);
+        return llama_tokenize(vocab, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
+                              64, false, true);
     };
     EXPECT_EQ(tokenise(" bado"), 1);  // a word of two syllables is one token
     const int count = tokenise(kText);
     ASSERT_GT(count, 0);
     std::string back(128, '\0');
-    back.resize(static_cast<size_t>(llama_detokenize(vocab, tokens.data(), count, back.data(), 128, false, true)));
+    back.resize(static_cast<size_t>(
+        llama_detokenize(vocab, tokens.data(), count, back.data(), 128, false, true)));
     EXPECT_EQ(back, kText);
     EXPECT_EQ(tokenise("<|im_end|>"), 1);
     EXPECT_TRUE(llama_vocab_is_eog(vocab, tokens[0]));

@@ -20,7 +20,8 @@ constexpr size_t kBufferBytes = 4 << 20;
 std::string reason(int error) {
     std::string text = std::strerror(error);
     if (error == ENOSPC || error == EDQUOT) text += "; free some space or write elsewhere";
-    if (error == EFBIG) text += "; the file system or a limit (ulimit -f) does not take a file this large";
+    if (error == EFBIG)
+        text += "; the file system or a limit (ulimit -f) does not take a file this large";
     return text;
 }
 
@@ -59,9 +60,10 @@ OutputFile::~OutputFile() {
 
 tl::unexpected<Error> OutputFile::broken(const char* what) const {
     const int error = errno;
-    return fail(error == ENOSPC || error == EDQUOT || error == EFBIG ? Errc::kEnvironment : Errc::kIo,
-                std::string("cannot ") + what + " " + printable(path_) + " at byte " +
-                    std::to_string(offset_) + ": " + reason(error));
+    return fail(
+        error == ENOSPC || error == EDQUOT || error == EFBIG ? Errc::kEnvironment : Errc::kIo,
+        std::string("cannot ") + what + " " + printable(path_) + " at byte " +
+            std::to_string(offset_) + ": " + reason(error));
 }
 
 Status OutputFile::flush() {
@@ -112,7 +114,8 @@ Status OutputFile::finish(bool sync) {
 
 Status OutputFile::commit() {
     KVASIR_CHECK(fd_ < 0 && !temporary_.empty());
-    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) return broken("rename the new file to");
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
+        return broken("rename the new file to");
     temporary_.clear();
     // The name itself lives in the folder. Not every file system can sync one: not an error.
     const size_t slash = path_.rfind('/');

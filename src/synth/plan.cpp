@@ -21,10 +21,10 @@ struct Shape {
     std::vector<int32_t> rope_sections;
     float rope_base = 10000.0F;
     uint32_t context = 4096;
-    uint32_t attention_every = 4;                                        // qwen35moe
-    uint32_t key_heads = 2, value_heads = 4, state = 64, conv = 4;       // DeltaNet
-    uint32_t kv_rank = 128, q_rank = 64, mla_key = 64, mla_value = 64;   // deepseek2
-    uint32_t window = 128;                                               // gpt-oss
+    uint32_t attention_every = 4;                                       // qwen35moe
+    uint32_t key_heads = 2, value_heads = 4, state = 64, conv = 4;      // DeltaNet
+    uint32_t kv_rank = 128, q_rank = 64, mla_key = 64, mla_value = 64;  // deepseek2
+    uint32_t window = 128;                                              // gpt-oss
 };
 
 Shape shape_of(const SynthSpec& spec) {
@@ -37,9 +37,18 @@ Shape shape_of(const SynthSpec& spec) {
     }
     if (spec.arch == "deepseek2") shape.rope = 32;
     if (spec.preset == Preset::kQwen35_122b) {
-        shape = {.heads = 32, .heads_kv = 2, .head = 256, .rope = 64, .rope_sections = {11, 11, 10, 0},
-                 .rope_base = 1e7F, .context = 262'144, .attention_every = 4,
-                 .key_heads = 16, .value_heads = 64, .state = 128, .conv = 4};
+        shape = {.heads = 32,
+                 .heads_kv = 2,
+                 .head = 256,
+                 .rope = 64,
+                 .rope_sections = {11, 11, 10, 0},
+                 .rope_base = 1e7F,
+                 .context = 262'144,
+                 .attention_every = 4,
+                 .key_heads = 16,
+                 .value_heads = 64,
+                 .state = 128,
+                 .conv = 4};
     }
     return shape;
 }
@@ -76,8 +85,8 @@ private:
         const bool large = spec_.preset == Preset::kQwen35_122b;
         meta("general.architecture", spec_.arch);
         meta("general.type", std::string("model"));
-        meta("general.name", large ? std::string("Synthetic Qwen3.5-122B-A10B")
-                                   : "Synthetic tiny " + spec_.arch);
+        meta("general.name",
+             large ? std::string("Synthetic Qwen3.5-122B-A10B") : "Synthetic tiny " + spec_.arch);
         meta("general.quantization_version", uint32_t{GGML_QNT_VERSION});
         if (large) meta("general.file_type", uint32_t{15});
         arch_meta("block_count", spec_.layers + (spec_.mtp ? 1 : 0));
@@ -160,9 +169,10 @@ private:
         meta("tokenizer.ggml.eot_token_id", vocabulary.end_of_turn);
         meta("tokenizer.ggml.add_bos_token", false);
         meta("tokenizer.chat_template",
-             std::string("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
-                         "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
-                         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"));
+             std::string(
+                 "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+                 "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}"
+                 "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"));
     }
 
     // ---- tensors
@@ -183,7 +193,8 @@ private:
     TensorPlan& matrix(std::string name, uint32_t type, std::initializer_list<uint64_t> ne,
                        float gain = 1.0F) {
         const uint64_t row = *ne.begin();
-        if (row % static_cast<uint64_t>(ggml_blck_size(static_cast<ggml_type>(type))) != 0) type = kF16;
+        if (row % static_cast<uint64_t>(ggml_blck_size(static_cast<ggml_type>(type))) != 0)
+            type = kF16;
         return add(std::move(name), type, ne, Fill::kGaussian,
                    gain / std::sqrt(static_cast<float>(row)));
     }
@@ -233,7 +244,8 @@ private:
         // qwen35moe: the query projection carries an output gate of the same width.
         const uint64_t width = uint64_t{shape_.heads} * shape_.head;
         const uint64_t width_kv = uint64_t{shape_.heads_kv} * shape_.head;
-        dense(block(layer, "attn_q.weight"), {spec_.embd, width * (spec_.arch == "qwen35moe" ? 2 : 1)});
+        dense(block(layer, "attn_q.weight"),
+              {spec_.embd, width * (spec_.arch == "qwen35moe" ? 2 : 1)});
         dense(block(layer, "attn_k.weight"), {spec_.embd, width_kv});
         dense(block(layer, "attn_v.weight"), {spec_.embd, width_kv});
         dense(block(layer, "attn_output.weight"), {width, spec_.embd});
@@ -308,7 +320,8 @@ private:
             matrix(gate, spec_.type, {spec_.embd, spec_.ff, spec_.experts});
             matrix(up, spec_.type, {spec_.embd, spec_.ff, spec_.experts});
         }
-        matrix(block(layer, "ffn_down_exps.weight"), down_type, {spec_.ff, spec_.embd, spec_.experts});
+        matrix(block(layer, "ffn_down_exps.weight"), down_type,
+               {spec_.ff, spec_.embd, spec_.experts});
         if (find_architecture(spec_.arch)->bias_always) {
             small(block(layer, "ffn_gate_exps.bias"), {spec_.ff, spec_.experts}, 0.2F);
             small(block(layer, "ffn_up_exps.bias"), {spec_.ff, spec_.experts}, 0.2F);
@@ -316,7 +329,8 @@ private:
         }
         if (!spec_.scale) return;
         // llama.cpp reads no scale for a fused tensor, only for down beside it.
-        for (std::string_view name : {"ffn_gate_exps.scale", "ffn_up_exps.scale", "ffn_down_exps.scale"}) {
+        for (std::string_view name :
+             {"ffn_gate_exps.scale", "ffn_up_exps.scale", "ffn_down_exps.scale"}) {
             if (fused && name != "ffn_down_exps.scale") continue;
             add(block(layer, name), kF32, {spec_.experts}, Fill::kUniform, 1.0F);
         }
@@ -362,7 +376,8 @@ Result<Plan> make_plan(const SynthSpec& spec) {
     if (auto ok = check_spec(spec); !ok) return tl::unexpected(ok.error());
     Plan plan = Builder(spec).build();
     if (plan.splits > plan.tensors.size()) {
-        return fail(Errc::kUsage, "--splits " + std::to_string(plan.splits) + ": the model has only " +
+        return fail(Errc::kUsage, "--splits " + std::to_string(plan.splits) +
+                                      ": the model has only " +
                                       std::to_string(plan.tensors.size()) + " tensors");
     }
     return plan;

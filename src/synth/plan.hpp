@@ -40,19 +40,19 @@ struct RowSource {
 
 struct TensorPlan {
     std::string name;
-    uint32_t type = 0;                          // ggml type
+    uint32_t type = 0;  // ggml type
     uint32_t dims = 1;
     std::array<uint64_t, 4> ne = {1, 1, 1, 1};  // ne[0] is the row
     Fill fill = Fill::kGaussian;
     float scale = 1.0F;
-    std::vector<RowSource> sources;             // rows add up to ne[1]; one matrix per ne[2]*ne[3]
+    std::vector<RowSource> sources;  // rows add up to ne[1]; one matrix per ne[2]*ne[3]
 };
 
 struct Plan {
     std::vector<MetaEntry> meta;      // general.alignment and split.* are added by the writer
     std::vector<TensorPlan> tensors;  // in file order
     uint64_t seed = 1;
-    uint32_t splits = 1;              // tensor i goes to shard i % splits
+    uint32_t splits = 1;  // tensor i goes to shard i % splits
     uint32_t alignment = 32;
     uint8_t pad_byte = 0;
     bool sparse = false;

@@ -162,11 +162,21 @@ void RowMaker::make_values(Random& random, std::span<float> row) const {
             const float gaussian = table[bits & 0xffff];
             const float uniform = 0.5F + static_cast<float>(bits & 0xffff) / 65536.0F;
             switch (fill_) {
-                case Fill::kGaussian: row[j] = gaussian * scale_; break;
-                case Fill::kNorm: row[j] = 1.0F + gaussian * scale_; break;
-                case Fill::kUniform: row[j] = uniform; break;
-                case Fill::kDecay: row[j] = -uniform * scale_; break;
-                case Fill::kStep: row[j] = gaussian * scale_ - 2.0F; break;
+                case Fill::kGaussian:
+                    row[j] = gaussian * scale_;
+                    break;
+                case Fill::kNorm:
+                    row[j] = 1.0F + gaussian * scale_;
+                    break;
+                case Fill::kUniform:
+                    row[j] = uniform;
+                    break;
+                case Fill::kDecay:
+                    row[j] = -uniform * scale_;
+                    break;
+                case Fill::kStep:
+                    row[j] = gaussian * scale_ - 2.0F;
+                    break;
             }
         }
     }

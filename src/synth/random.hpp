@@ -35,7 +35,9 @@ public:
     }
 
 private:
-    static uint64_t rotate(uint64_t value, int bits) { return (value << bits) | (value >> (64 - bits)); }
+    static uint64_t rotate(uint64_t value, int bits) {
+        return (value << bits) | (value >> (64 - bits));
+    }
     std::array<uint64_t, 4> state_;
 };
 
@@ -55,7 +57,7 @@ private:
     void prepare_direct();
 
     uint32_t type_ = 0;
-    uint64_t row_ = 0;        // elements
+    uint64_t row_ = 0;  // elements
     uint64_t row_bytes_ = 0;
     Fill fill_ = Fill::kGaussian;
     float scale_ = 1.0F;

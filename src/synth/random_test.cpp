@@ -31,13 +31,15 @@ std::vector<float> decode(const TensorPlan& tensor, const std::vector<uint8_t>& 
     return values;
 }
 
-std::vector<uint8_t> make(const TensorPlan& tensor, bool direct, uint64_t seed, uint64_t rows_at_once) {
+std::vector<uint8_t> make(const TensorPlan& tensor, bool direct, uint64_t seed,
+                          uint64_t rows_at_once) {
     RowMaker maker(tensor, direct);
     Random random(seed, "t", 0);
     std::vector<uint8_t> bytes(tensor.ne[1] * maker.row_bytes());
     for (uint64_t row = 0; row < tensor.ne[1]; row += rows_at_once) {
         const uint64_t rows = std::min(rows_at_once, tensor.ne[1] - row);
-        maker.make(random, std::span(bytes).subspan(row * maker.row_bytes(), rows * maker.row_bytes()));
+        maker.make(random,
+                   std::span(bytes).subspan(row * maker.row_bytes(), rows * maker.row_bytes()));
     }
     return bytes;
 }
@@ -57,7 +59,9 @@ Moments moments(const std::vector<float>& values) {
 }
 
 TEST(Random, StreamsDifferBySeedNameAndIndex) {
-    const auto first = [](uint64_t seed, const char* name, uint64_t index) { return Random(seed, name, index).next(); };
+    const auto first = [](uint64_t seed, const char* name, uint64_t index) {
+        return Random(seed, name, index).next();
+    };
     EXPECT_EQ(first(1, "a", 0), first(1, "a", 0));
     EXPECT_NE(first(1, "a", 0), first(2, "a", 0));
     EXPECT_NE(first(1, "a", 0), first(1, "b", 0));
@@ -110,8 +114,10 @@ TEST(RowMaker, FillsKeepTheirRange) {
         const TensorPlan tensor = tensor_of(GGML_TYPE_F32, 4096, 1, fill, scale);
         return decode(tensor, make(tensor, false, 1, 1));
     };
-    for (float value : values(Fill::kUniform, 1.0F)) EXPECT_TRUE(value >= 0.5F && value < 1.5F) << value;
-    for (float value : values(Fill::kDecay, 2.0F)) EXPECT_TRUE(value <= -1.0F && value > -3.0F) << value;
+    for (float value : values(Fill::kUniform, 1.0F))
+        EXPECT_TRUE(value >= 0.5F && value < 1.5F) << value;
+    for (float value : values(Fill::kDecay, 2.0F))
+        EXPECT_TRUE(value <= -1.0F && value > -3.0F) << value;
     EXPECT_NEAR(moments(values(Fill::kNorm, 0.1F)).mean, 1.0, 0.01);
     EXPECT_NEAR(moments(values(Fill::kStep, 0.5F)).mean, -2.0, 0.05);
 }

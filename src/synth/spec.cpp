@@ -13,12 +13,12 @@ namespace {
 
 // Weight types that ggml both quantises to and multiplies by on the CPU.
 constexpr std::array kTypes = {
-    GGML_TYPE_F32,     GGML_TYPE_F16,     GGML_TYPE_BF16,    GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1,
-    GGML_TYPE_Q5_0,    GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,    GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,
-    GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,    GGML_TYPE_Q6_K,    GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M,
-    GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS,  GGML_TYPE_IQ2_S,   GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S,
-    GGML_TYPE_IQ4_NL,  GGML_TYPE_IQ4_XS,  GGML_TYPE_TQ1_0,   GGML_TYPE_TQ2_0, GGML_TYPE_MXFP4,
-    GGML_TYPE_NVFP4,   GGML_TYPE_Q1_0,    GGML_TYPE_Q2_0,
+    GGML_TYPE_F32,     GGML_TYPE_F16,    GGML_TYPE_BF16,  GGML_TYPE_Q4_0,    GGML_TYPE_Q4_1,
+    GGML_TYPE_Q5_0,    GGML_TYPE_Q5_1,   GGML_TYPE_Q8_0,  GGML_TYPE_Q2_K,    GGML_TYPE_Q3_K,
+    GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,   GGML_TYPE_Q6_K,  GGML_TYPE_IQ1_S,   GGML_TYPE_IQ1_M,
+    GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S, GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S,
+    GGML_TYPE_IQ4_NL,  GGML_TYPE_IQ4_XS, GGML_TYPE_TQ1_0, GGML_TYPE_TQ2_0,   GGML_TYPE_MXFP4,
+    GGML_TYPE_NVFP4,   GGML_TYPE_Q1_0,   GGML_TYPE_Q2_0,
 };
 
 std::string lower(std::string_view text) {
@@ -33,7 +33,9 @@ bool known_type(uint32_t type) {
                        [&](ggml_type known) { return static_cast<uint32_t>(known) == type; });
 }
 
-Status usage(std::string detail) { return fail(Errc::kUsage, std::move(detail)); }
+Status usage(std::string detail) {
+    return fail(Errc::kUsage, std::move(detail));
+}
 
 Status check_range(std::string_view flag, uint64_t value, uint64_t low, uint64_t high) {
     if (value >= low && value <= high) return {};
@@ -111,8 +113,9 @@ Status check_dense(const SynthSpec& spec, const Architecture& arch) {
                      " takes dense layers only in front; use --arch hy_v3");
     }
     if (spec.dense_key && arch.dense != DenseRule::kAny) {
-        return usage("--dense-key: llama.cpp does not load " + name +
-                     " with another leading_dense_block_count than its tensors have; use --arch hy_v3");
+        return usage(
+            "--dense-key: llama.cpp does not load " + name +
+            " with another leading_dense_block_count than its tensors have; use --arch hy_v3");
     }
     if (spec.dense_key && (*spec.dense_key < -1 || *spec.dense_key > kLayersMax)) {
         return usage("--dense-key must be 'none' or 0 to " + std::to_string(kLayersMax));
@@ -134,7 +137,8 @@ Status check_features(const SynthSpec& spec, const Architecture& arch) {
     }
     if (spec.fused_swap && !fused) return usage("--fused-swap needs --fused or --fused-mask");
     if (spec.bias && !arch.bias_always) {
-        return usage("--bias: llama.cpp knows no expert biases for " + name + "; use --arch gpt-oss");
+        return usage("--bias: llama.cpp knows no expert biases for " + name +
+                     "; use --arch gpt-oss");
     }
     if (spec.scale && !arch.scale) {
         return usage("--scale: llama.cpp applies no per-expert scales for " + name +
@@ -152,7 +156,8 @@ Status check_features(const SynthSpec& spec, const Architecture& arch) {
     return check_dense(spec, arch);
 }
 
-// The large preset keeps its shape (and one full attention layer of each four: llama.cpp wants one); only what does not change it may be chosen.
+// The large preset keeps its shape (and one full attention layer of each four: llama.cpp wants
+// one); only what does not change it may be chosen.
 Status check_preset(const SynthSpec& spec) {
     if (spec.preset != Preset::kQwen35_122b) return {};
     const SynthSpec fixed = qwen35_122b();
@@ -181,17 +186,36 @@ Status check_preset(const SynthSpec& spec) {
 const std::vector<Architecture>& architectures() {
     static const std::vector<Architecture> kList = [] {
         std::vector<Architecture> list(6);
-        list[0] = {.name = "qwen35moe", .fused = true, .scale = true, .mtp = true,
-                   .shared_min = 1, .shared_max = 16, .shared_default = 1,
+        list[0] = {.name = "qwen35moe",
+                   .fused = true,
+                   .scale = true,
+                   .mtp = true,
+                   .shared_min = 1,
+                   .shared_max = 16,
+                   .shared_default = 1,
                    .what = "DeltaNet and attention, gated shared expert"};
-        list[1] = {.name = "qwen3moe", .scale = true, .what = "attention, gate/up/down, no shared expert"};
-        list[2] = {.name = "deepseek2", .fused = true, .mtp = true, .dense = DenseRule::kLeading,
-                   .dense_first = 1, .shared_min = 1, .shared_max = 16, .shared_default = 1,
+        list[1] = {
+            .name = "qwen3moe", .scale = true, .what = "attention, gate/up/down, no shared expert"};
+        list[2] = {.name = "deepseek2",
+                   .fused = true,
+                   .mtp = true,
+                   .dense = DenseRule::kLeading,
+                   .dense_first = 1,
+                   .shared_min = 1,
+                   .shared_max = 16,
+                   .shared_default = 1,
                    .what = "latent attention, dense first, exp_probs_b.bias, shared experts"};
-        list[3] = {.name = "gpt-oss", .bias_always = true,
+        list[3] = {.name = "gpt-oss",
+                   .bias_always = true,
                    .what = "biases on experts and router, clamped SwiGLU, attention sinks"};
-        list[4] = {.name = "hy_v3", .fused = true, .scale = true, .mtp = true,
-                   .dense = DenseRule::kAny, .shared_min = 1, .shared_max = 16, .shared_default = 1,
+        list[4] = {.name = "hy_v3",
+                   .fused = true,
+                   .scale = true,
+                   .mtp = true,
+                   .dense = DenseRule::kAny,
+                   .shared_min = 1,
+                   .shared_max = 16,
+                   .shared_default = 1,
                    .what = "dense or MoE per layer, fused or not per layer, exp_probs_b"};
         list[5] = {.name = "llama", .scale = true, .what = "Mixtral-like"};
         return list;
@@ -239,7 +263,8 @@ std::vector<std::string> type_names() {
 Result<std::string> parse_mask(std::string_view flag, std::string_view text, uint32_t layers) {
     if (text.find_first_not_of("01") != std::string_view::npos || text.size() != layers) {
         return fail(Errc::kUsage, std::string(flag) + " '" + printable(text, 40) + "' must be " +
-                                      std::to_string(layers) + " characters (one a layer) of 0 and 1");
+                                      std::to_string(layers) +
+                                      " characters (one a layer) of 0 and 1");
     }
     return std::string(text);
 }
@@ -277,7 +302,8 @@ uint32_t shared_experts(const SynthSpec& spec) {
 
 uint32_t moe_layers(const SynthSpec& spec) {
     uint32_t count = spec.mtp ? 1 : 0;
-    for (uint32_t layer = 0; layer < spec.layers; ++layer) count += layer_is_dense(spec, layer) ? 0 : 1;
+    for (uint32_t layer = 0; layer < spec.layers; ++layer)
+        count += layer_is_dense(spec, layer) ? 0 : 1;
     return count;
 }
 

@@ -16,13 +16,13 @@
 
 namespace kvasir::synth {
 
-constexpr uint32_t kLayersMax = 511;       // llama.cpp: 512 with the MTP layer
-constexpr uint32_t kExpertsMax = 1024;     // llama.cpp: LLAMA_MAX_EXPERTS
-constexpr uint32_t kWidthMax = 65536;      // of --embd and --ff
-constexpr uint32_t kVocabMin = 288;        // 256 bytes, some syllables, three control tokens
+constexpr uint32_t kLayersMax = 511;    // llama.cpp: 512 with the MTP layer
+constexpr uint32_t kExpertsMax = 1024;  // llama.cpp: LLAMA_MAX_EXPERTS
+constexpr uint32_t kWidthMax = 65536;   // of --embd and --ff
+constexpr uint32_t kVocabMin = 288;     // 256 bytes, some syllables, three control tokens
 constexpr uint32_t kVocabMax = 1'000'000;
 constexpr uint32_t kSplitsMax = 1024;
-constexpr uint32_t kAlignmentMin = 32;     // ggml aborts when it maps tensors at less
+constexpr uint32_t kAlignmentMin = 32;  // ggml aborts when it maps tensors at less
 constexpr uint32_t kAlignmentMax = 1 << 20;
 
 enum class Preset : uint8_t { kTiny, kQwen35_122b };
@@ -36,7 +36,7 @@ struct SynthSpec {
     uint32_t embd = 256;             // hidden width
     uint32_t ff = 256;               // width of one expert
     uint32_t experts = 8;
-    uint32_t used = 2;               // experts per token
+    uint32_t used = 2;  // experts per token
     uint32_t vocab = 512;
     std::optional<uint32_t> shared;  // shared experts; the architecture's default if not set
 
@@ -45,20 +45,20 @@ struct SynthSpec {
     uint32_t type_dense = 1;            // of every other matrix (1: F16)
 
     // Masks have one character a trunk layer, '1' for yes. Empty: the architecture's default.
-    std::string fused;               // gate and up in one tensor (same values as apart)
-    bool fused_swap = false;         // halves of fused tensors exchanged: a wrong file on purpose
-    std::string dense;               // a dense FFN instead of experts
+    std::string fused;                 // gate and up in one tensor (same values as apart)
+    bool fused_swap = false;           // halves of fused tensors exchanged: a wrong file on purpose
+    std::string dense;                 // a dense FFN instead of experts
     std::optional<int64_t> dense_key;  // leading_dense_block_count to claim; -1: no such key
-    bool bias = false;               // per-expert biases (gpt-oss always has them)
-    bool scale = false;              // per-expert scales
+    bool bias = false;                 // per-expert biases (gpt-oss always has them)
+    bool scale = false;                // per-expert scales
 
-    uint32_t splits = 1;             // 1: one file; more: <stem>-00001-of-0000N.gguf
+    uint32_t splits = 1;  // 1: one file; more: <stem>-00001-of-0000N.gguf
     uint32_t alignment = 32;
     TensorOrder order = TensorOrder::kFile;
-    uint8_t pad_byte = 0;            // value of the bytes between tensors
+    uint8_t pad_byte = 0;  // value of the bytes between tensors
     uint64_t seed = 1;
-    bool sparse = false;             // real header, tensor data left as holes (zeros)
-    bool sync = true;                // fsync before the rename; false for scratch files
+    bool sparse = false;  // real header, tensor data left as holes (zeros)
+    bool sync = true;     // fsync before the rename; false for scratch files
 };
 
 // What stock llama.cpp takes from one architecture.
@@ -72,7 +72,7 @@ struct Architecture {
     DenseRule dense = DenseRule::kNone;
     uint32_t dense_first = 0;  // default number of leading dense layers
     uint32_t shared_min = 0, shared_max = 0, shared_default = 0;
-    std::string_view what;     // one line for --help
+    std::string_view what;  // one line for --help
 };
 const std::vector<Architecture>& architectures();
 const Architecture* find_architecture(std::string_view name);

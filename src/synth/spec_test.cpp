@@ -30,7 +30,11 @@ struct Refused {
 TEST(Spec, RefusesWithOneSentenceThatNamesTheSwitch) {
     const Refused kRefused[] = {
         {"no architecture 'gpt-?'", [](SynthSpec& s) { s.arch = "gpt-\n"; }},
-        {"--layers is 0", [](SynthSpec& s) { s.arch = "llama"; s.layers = 0; }},
+        {"--layers is 0",
+         [](SynthSpec& s) {
+             s.arch = "llama";
+             s.layers = 0;
+         }},
         {"--layers is 1", [](SynthSpec& s) { s.layers = 1; }},
         {"--layers is 512", [](SynthSpec& s) { s.layers = 512; }},
         {"--layers is 4294967295", [](SynthSpec& s) { s.layers = ~0U; }},
@@ -47,28 +51,78 @@ TEST(Spec, RefusesWithOneSentenceThatNamesTheSwitch) {
         {"--embd is 0", [](SynthSpec& s) { s.embd = 0; }},
         {"--embd is 250", [](SynthSpec& s) { s.embd = 250; }},
         {"--ff is 65552", [](SynthSpec& s) { s.ff = 65552; }},
-        {"--type q4_K needs rows of a multiple of 256, but --embd is 96", [](SynthSpec& s) { s.embd = 96; }},
+        {"--type q4_K needs rows of a multiple of 256, but --embd is 96",
+         [](SynthSpec& s) { s.embd = 96; }},
         {"--type q4_K needs rows of a multiple of 256, but --ff", [](SynthSpec& s) { s.ff = 96; }},
-        {"--type-down q6_K", [](SynthSpec& s) { s.ff = 64; s.type = GGML_TYPE_Q8_0; s.type_down = GGML_TYPE_Q6_K; }},
+        {"--type-down q6_K",
+         [](SynthSpec& s) {
+             s.ff = 64;
+             s.type = GGML_TYPE_Q8_0;
+             s.type_down = GGML_TYPE_Q6_K;
+         }},
         {"ggml type 9 ", [](SynthSpec& s) { s.type = GGML_TYPE_Q8_1; }},
         {"ggml type 4 ", [](SynthSpec& s) { s.type_dense = 4; }},
         {"ggml type 4294967295 ", [](SynthSpec& s) { s.type_down = ~0U; }},
-        {"--fused:", [](SynthSpec& s) { s.arch = "qwen3moe"; s.fused = "1111"; }},
+        {"--fused:",
+         [](SynthSpec& s) {
+             s.arch = "qwen3moe";
+             s.fused = "1111";
+         }},
         {"--fused-mask", [](SynthSpec& s) { s.fused = "11"; }},
         {"--fused-swap", [](SynthSpec& s) { s.fused_swap = true; }},
         {"--bias", [](SynthSpec& s) { s.bias = true; }},
-        {"--scale", [](SynthSpec& s) { s.arch = "deepseek2"; s.scale = true; }},
-        {"--mtp", [](SynthSpec& s) { s.arch = "gpt-oss"; s.mtp = true; }},
-        {"--shared 1", [](SynthSpec& s) { s.arch = "qwen3moe"; s.shared = 1; }},
+        {"--scale",
+         [](SynthSpec& s) {
+             s.arch = "deepseek2";
+             s.scale = true;
+         }},
+        {"--mtp",
+         [](SynthSpec& s) {
+             s.arch = "gpt-oss";
+             s.mtp = true;
+         }},
+        {"--shared 1",
+         [](SynthSpec& s) {
+             s.arch = "qwen3moe";
+             s.shared = 1;
+         }},
         {"--shared 0", [](SynthSpec& s) { s.shared = 0; }},
         {"--dense-first", [](SynthSpec& s) { s.dense = "1000"; }},
-        {"--dense-mask 0100", [](SynthSpec& s) { s.arch = "deepseek2"; s.dense = "0100"; }},
-        {"--dense-mask '12'", [](SynthSpec& s) { s.arch = "hy_v3"; s.dense = "12"; }},
-        {"--dense-key", [](SynthSpec& s) { s.arch = "deepseek2"; s.dense_key = 2; }},
-        {"--pad-byte", [](SynthSpec& s) { s.sparse = true; s.pad_byte = 1; }},
-        {"--arch does not go with --preset", [](SynthSpec& s) { s = qwen35_122b(); s.arch = "llama"; }},
-        {"--type does not go with --preset", [](SynthSpec& s) { s = qwen35_122b(); s.type = GGML_TYPE_Q8_0; }},
-        {"--scale does not go with --preset", [](SynthSpec& s) { s = qwen35_122b(); s.scale = true; }},
+        {"--dense-mask 0100",
+         [](SynthSpec& s) {
+             s.arch = "deepseek2";
+             s.dense = "0100";
+         }},
+        {"--dense-mask '12'",
+         [](SynthSpec& s) {
+             s.arch = "hy_v3";
+             s.dense = "12";
+         }},
+        {"--dense-key",
+         [](SynthSpec& s) {
+             s.arch = "deepseek2";
+             s.dense_key = 2;
+         }},
+        {"--pad-byte",
+         [](SynthSpec& s) {
+             s.sparse = true;
+             s.pad_byte = 1;
+         }},
+        {"--arch does not go with --preset",
+         [](SynthSpec& s) {
+             s = qwen35_122b();
+             s.arch = "llama";
+         }},
+        {"--type does not go with --preset",
+         [](SynthSpec& s) {
+             s = qwen35_122b();
+             s.type = GGML_TYPE_Q8_0;
+         }},
+        {"--scale does not go with --preset",
+         [](SynthSpec& s) {
+             s = qwen35_122b();
+             s.scale = true;
+         }},
         {"--layers is 49", [](SynthSpec& s) { s = qwen35_122b(49); }},
         {"--layers is 3", [](SynthSpec& s) { s = qwen35_122b(3); }},
     };
@@ -108,7 +162,9 @@ TEST(Vocabulary, TokensAreUniqueAndMergesClose) {
             ASSERT_NE(space, std::string::npos) << merge;
             const std::string left = merge.substr(0, space);
             const std::string right = merge.substr(space + 1);
-            EXPECT_TRUE(known.contains(left) && known.contains(right) && known.contains(left + right)) << merge;
+            EXPECT_TRUE(known.contains(left) && known.contains(right) &&
+                        known.contains(left + right))
+                << merge;
         }
         EXPECT_EQ(vocabulary.tokens[vocabulary.end_of_text], "<|endoftext|>");
         EXPECT_EQ(vocabulary.tokens[vocabulary.end_of_turn], "<|im_end|>");

@@ -17,7 +17,8 @@ constexpr int32_t kControl = 3;
 
 std::string utf8(uint32_t code_point) {
     if (code_point < 0x80) return std::string(1, static_cast<char>(code_point));
-    return {static_cast<char>(0xc0 | (code_point >> 6)), static_cast<char>(0x80 | (code_point & 0x3f))};
+    return {static_cast<char>(0xc0 | (code_point >> 6)),
+            static_cast<char>(0x80 | (code_point & 0x3f))};
 }
 
 // GPT-2's byte alphabet: printable bytes are themselves, the rest follow from U+0100.
@@ -41,7 +42,8 @@ std::string syllable(uint32_t index) {
 // The word number `index` among those of `count` syllables.
 std::string word(uint32_t index, uint32_t count) {
     std::string text;
-    for (uint32_t i = 0; i < count; ++i, index /= kSyllables) text = syllable(index % kSyllables) + text;
+    for (uint32_t i = 0; i < count; ++i, index /= kSyllables)
+        text = syllable(index % kSyllables) + text;
     return std::string(kSpace) + text;
 }
 

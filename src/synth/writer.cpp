@@ -44,8 +44,10 @@ Status check_tensor(const TensorPlan& tensor) {
     const auto refuse = [&](const std::string& what) -> Status {
         return fail(Errc::kUsage, "tensor '" + printable(tensor.name, 80) + "': " + what);
     };
-    if (tensor.name.empty() || tensor.name.size() >= GGML_MAX_NAME) return refuse("bad name length");
-    if (tensor.type >= GGML_TYPE_COUNT || ggml_type_size(static_cast<ggml_type>(tensor.type)) == 0) {
+    if (tensor.name.empty() || tensor.name.size() >= GGML_MAX_NAME)
+        return refuse("bad name length");
+    if (tensor.type >= GGML_TYPE_COUNT ||
+        ggml_type_size(static_cast<ggml_type>(tensor.type)) == 0) {
         return refuse("no ggml type " + std::to_string(tensor.type));
     }
     if (tensor.dims < 1 || tensor.dims > 4) return refuse("1 to 4 dimensions");
@@ -54,7 +56,8 @@ Status check_tensor(const TensorPlan& tensor) {
         if (n == 0 || n > (uint64_t{1} << 40) / elements) return refuse("dimensions out of range");
         elements *= n;
     }
-    if (tensor.ne[0] % static_cast<uint64_t>(ggml_blck_size(static_cast<ggml_type>(tensor.type))) != 0) {
+    if (tensor.ne[0] % static_cast<uint64_t>(ggml_blck_size(static_cast<ggml_type>(tensor.type))) !=
+        0) {
         return refuse("rows are not whole blocks of its type");
     }
     uint64_t rows = 0;
@@ -75,13 +78,15 @@ Status check_plan(const Plan& plan) {
         if (auto ok = check_tensor(plan.tensors[i]); !ok) return ok;
         // ggml refuses a name twice in one file; over several files a test may want just that.
         if (!names[i % plan.splits].insert(plan.tensors[i].name).second) {
-            return fail(Errc::kUsage, "tensor '" + printable(plan.tensors[i].name, 80) + "' is there twice");
+            return fail(Errc::kUsage,
+                        "tensor '" + printable(plan.tensors[i].name, 80) + "' is there twice");
         }
     }
     std::set<std::string_view> keys;
     for (const MetaEntry& entry : plan.meta) {
         if (entry.key.empty() || !keys.insert(entry.key).second) {
-            return fail(Errc::kUsage, "key '" + printable(entry.key, 80) + "' is empty or there twice");
+            return fail(Errc::kUsage,
+                        "key '" + printable(entry.key, 80) + "' is empty or there twice");
         }
     }
     return {};
@@ -95,7 +100,9 @@ void set_meta(gguf_context* gguf, const MetaEntry& entry) {
         void operator()(uint32_t value) const { gguf_set_val_u32(gguf, key, value); }
         void operator()(float value) const { gguf_set_val_f32(gguf, key, value); }
         void operator()(bool value) const { gguf_set_val_bool(gguf, key, value); }
-        void operator()(const std::string& value) const { gguf_set_val_str(gguf, key, value.c_str()); }
+        void operator()(const std::string& value) const {
+            gguf_set_val_str(gguf, key, value.c_str());
+        }
         void operator()(const std::vector<int32_t>& value) const {
             gguf_set_arr_data(gguf, key, GGUF_TYPE_INT32, value.data(), value.size());
         }
@@ -127,14 +134,16 @@ Status lay_out(const Plan& plan, uint32_t number, Shard& shard) {
     const GgufContext gguf = make_context(plan.alignment);
     const size_t memory = ggml_tensor_overhead() * (shard.tensors.size() + 1);
     const std::unique_ptr<ggml_context, GgmlFree> ggml(ggml_init({memory, nullptr, true}));
-    if (!gguf || !ggml) return fail(Errc::kEnvironment, "out of memory for the header of " + shard.path);
+    if (!gguf || !ggml)
+        return fail(Errc::kEnvironment, "out of memory for the header of " + shard.path);
     if (number == 0) {
         for (const MetaEntry& entry : plan.meta) set_meta(gguf.get(), entry);
     }
     if (plan.splits > 1) {
         gguf_set_val_u16(gguf.get(), "split.no", static_cast<uint16_t>(number));
         gguf_set_val_u16(gguf.get(), "split.count", static_cast<uint16_t>(plan.splits));
-        gguf_set_val_i32(gguf.get(), "split.tensors.count", static_cast<int32_t>(plan.tensors.size()));
+        gguf_set_val_i32(gguf.get(), "split.tensors.count",
+                         static_cast<int32_t>(plan.tensors.size()));
     }
     std::vector<uint64_t> sizes;
     for (const TensorPlan* tensor : shard.tensors) {
@@ -190,7 +199,8 @@ Result<OutputFile> write_shard(const Plan& plan, const Shard& shard) {
                 return tl::unexpected(ok.error());
             }
         }
-        if (auto ok = file->pad_to(shard.bytes, plan.pad_byte); !ok) return tl::unexpected(ok.error());
+        if (auto ok = file->pad_to(shard.bytes, plan.pad_byte); !ok)
+            return tl::unexpected(ok.error());
     }
     if (auto ok = file->finish(plan.sync); !ok) return tl::unexpected(ok.error());
     return file;
@@ -205,7 +215,8 @@ Status check_space(const std::string& path, uint64_t bytes) {
     const uint64_t free_bytes = uint64_t{info.f_bavail} * info.f_frsize;
     if (free_bytes >= bytes) return {};
     return fail(Errc::kEnvironment, "not enough space for " + printable(path) + ": needs " +
-                                        std::to_string(bytes) + " bytes, " + std::to_string(free_bytes) +
+                                        std::to_string(bytes) + " bytes, " +
+                                        std::to_string(free_bytes) +
                                         " are free; use --layers, --sparse or another disk");
 }
 
@@ -215,7 +226,8 @@ std::vector<std::string> split_paths(const std::string& path, uint32_t splits) {
     if (splits <= 1) return {path};
     constexpr std::string_view kSuffix = ".gguf";
     std::string stem = path;
-    if (stem.size() > kSuffix.size() && stem.ends_with(kSuffix)) stem.resize(stem.size() - kSuffix.size());
+    if (stem.size() > kSuffix.size() && stem.ends_with(kSuffix))
+        stem.resize(stem.size() - kSuffix.size());
     std::vector<std::string> paths;
     for (uint32_t i = 1; i <= splits; ++i) {
         char tail[40];
@@ -255,7 +267,8 @@ Result<SynthReport> write_plan(const Plan& plan, const std::string& path) {
         for (size_t done = 0; done < i; ++done) ::unlink(paths[done].c_str());
         return tl::unexpected(ok.error());
     }
-    SynthReport report{.paths = paths, .tensors = plan.tensors.size(), .bytes = bytes, .bytes_on_disk = 0};
+    SynthReport report{
+        .paths = paths, .tensors = plan.tensors.size(), .bytes = bytes, .bytes_on_disk = 0};
     for (const std::string& name : paths) {
         struct stat info = {};
         if (::stat(name.c_str(), &info) == 0) {

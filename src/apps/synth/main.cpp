@@ -34,8 +34,9 @@ struct Flags {
 void add_flags(CLI::App& app, Flags& flags) {
     app.add_option("--preset", flags.preset, "tiny (default) or qwen3.5-122b")->option_text("P");
     app.add_option("-o,--output", flags.output, "file to write (splits: its stem)")->required();
-    app.add_option("--layers", flags.layers,
-                   "trunk layers (tiny: 4; 122b: the first N of 48, then without the MTP layer unless --mtp)");
+    app.add_option(
+        "--layers", flags.layers,
+        "trunk layers (tiny: 4; 122b: the first N of 48, then without the MTP layer unless --mtp)");
     app.add_flag("--mtp", flags.mtp, "add the MTP (nextn) layer (default for the whole 122b)");
     app.add_flag("--no-mtp", flags.no_mtp, "leave the MTP layer out");
     app.add_option("--seed", flags.seed, "same flags and seed, same bytes (default 1)");
@@ -56,21 +57,25 @@ void add_flags(CLI::App& app, Flags& flags) {
     tiny->add_option("--arch", flags.arch, archs);
     tiny->add_option("--type", flags.type, types);
     tiny->add_option("--type-down", flags.type_down, "type of down experts (default: as --type)");
-    tiny->add_option("--type-dense", flags.type_dense,
-                     "type of all other matrices (default f16, also where rows are not whole blocks)");
+    tiny->add_option(
+        "--type-dense", flags.type_dense,
+        "type of all other matrices (default f16, also where rows are not whole blocks)");
     tiny->add_option("--embd", flags.embd, "hidden width (256)");
     tiny->add_option("--ff", flags.ff, "width of one expert (256)");
     tiny->add_option("--experts", flags.experts, "experts per layer (8)");
     tiny->add_option("--used", flags.used, "experts per token (2)");
     tiny->add_option("--vocab", flags.vocab, "vocabulary (512)");
     tiny->add_option("--shared", flags.shared, "shared experts");
-    tiny->add_flag("--fused", flags.fused, "gate and up experts in one tensor, same values as apart");
+    tiny->add_flag("--fused", flags.fused,
+                   "gate and up experts in one tensor, same values as apart");
     tiny->add_option("--fused-mask", flags.fused_mask, "the same for chosen layers, e.g. 0101");
-    tiny->add_flag("--fused-swap", flags.fused_swap, "exchange the halves of fused tensors (a wrong model)");
+    tiny->add_flag("--fused-swap", flags.fused_swap,
+                   "exchange the halves of fused tensors (a wrong model)");
     tiny->add_flag("--bias", flags.bias, "per-expert biases (gpt-oss always has them)");
     tiny->add_flag("--scale", flags.scale, "per-expert scales");
     tiny->add_option("--dense-first", flags.dense_first, "leading layers with a dense FFN");
-    tiny->add_option("--dense-mask", flags.dense_mask, "dense layers, one 0 or 1 a layer, e.g. 1010");
+    tiny->add_option("--dense-mask", flags.dense_mask,
+                     "dense layers, one 0 or 1 a layer, e.g. 1010");
     tiny->add_option("--dense-key", flags.dense_key, "leading_dense_block_count to claim, or none");
 }
 
@@ -81,7 +86,8 @@ tl::unexpected<kvasir::Error> usage(std::string detail) {
 // The masks, whose length is the number of layers.
 kvasir::Status apply_masks(const Flags& flags, SynthSpec& spec) {
     if (flags.fused && flags.fused_mask) return usage("give --fused or --fused-mask, not both");
-    if (flags.dense_first && flags.dense_mask) return usage("give --dense-first or --dense-mask, not both");
+    if (flags.dense_first && flags.dense_mask)
+        return usage("give --dense-first or --dense-mask, not both");
     if (spec.layers > kvasir::synth::kLayersMax) return {};  // check_spec() says so
     if (flags.fused) spec.fused.assign(spec.layers, '1');
     if (flags.fused_mask) {
@@ -91,8 +97,8 @@ kvasir::Status apply_masks(const Flags& flags, SynthSpec& spec) {
     }
     if (flags.dense_first) {
         if (*flags.dense_first > spec.layers) {
-            return usage("--dense-first " + std::to_string(*flags.dense_first) + " is more than the " +
-                         std::to_string(spec.layers) + " layers");
+            return usage("--dense-first " + std::to_string(*flags.dense_first) +
+                         " is more than the " + std::to_string(spec.layers) + " layers");
         }
         spec.dense = std::string(*flags.dense_first, '1') +
                      std::string(spec.layers - *flags.dense_first, '0');
@@ -179,7 +185,8 @@ int report_error(const kvasir::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("Makes GGUF model files for tests and benchmarks: random weights, real structure.");
+    CLI::App app(
+        "Makes GGUF model files for tests and benchmarks: random weights, real structure.");
     Flags flags;
     add_flags(app, flags);
     try {
@@ -192,10 +199,12 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     const auto report = write_synth(*spec, flags.output);
     if (!report) return report_error(report.error());
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     for (const std::string& path : report->paths) std::printf("%s\n", path.c_str());
-    std::fprintf(stderr, "%s: %llu tensors, %.3f GB (%.3f GB on disk), %.2f s\n", spec->arch.c_str(),
-                 static_cast<unsigned long long>(report->tensors), static_cast<double>(report->bytes) / 1e9,
+    std::fprintf(stderr, "%s: %llu tensors, %.3f GB (%.3f GB on disk), %.2f s\n",
+                 spec->arch.c_str(), static_cast<unsigned long long>(report->tensors),
+                 static_cast<double>(report->bytes) / 1e9,
                  static_cast<double>(report->bytes_on_disk) / 1e9, seconds);
     return 0;
 }
