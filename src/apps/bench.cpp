@@ -1,4 +1,5 @@
-// `kvasir bench`: the swarm against plain llama.cpp (and llama.cpp RPC) in one process, in turn, bits compared.
+// `kvasir bench`: the swarm against plain llama.cpp (and llama.cpp RPC) in one process, in turn,
+// bits compared.
 #include <fmt/core.h>
 
 #include <cstdio>
@@ -53,8 +54,9 @@ struct SwarmCounts {
         wire_bytes_per_token.push_back(apps::wire_bytes_per_token(report, steps));
         uint64_t bytes_out = 0;
         for (const auto& worker : report.workers) bytes_out += worker.bytes_out;
-        bytes_out_per_layer.push_back(
-            report.layers == 0 ? 0 : static_cast<double>(bytes_out) / static_cast<double>(report.layers));
+        bytes_out_per_layer.push_back(report.layers == 0 ? 0
+                                                         : static_cast<double>(bytes_out) /
+                                                               static_cast<double>(report.layers));
         last = report;
     }
 };
@@ -89,10 +91,12 @@ Status open_rpc(Bench& bench, const BenchFlags& flags, uint64_t context) {
     return open_into(bench.rpc, options, context);
 }
 
-// --pin: this process on the first CPUs, the workers on the others (all share when there are no others).
+// --pin: this process on the first CPUs, the workers on the others (all share when there are no
+// others).
 Status pin(BenchFlags& flags) {
     const std::vector<int> cpus = allowed_cpus();
-    if (cpus.empty()) return fail(Errc::kEnvironment, "the kernel does not say which CPUs there are");
+    if (cpus.empty())
+        return fail(Errc::kEnvironment, "the kernel does not say which CPUs there are");
     const size_t own = std::min<size_t>(flags.session.threads, cpus.size());
     const auto first_other = cpus.begin() + static_cast<std::ptrdiff_t>(own);
     flags.swarm.worker_cpus.assign(first_other, cpus.end());
@@ -117,7 +121,8 @@ Status open_all(Bench& bench, BenchFlags& flags) {
     auto swarm = Swarm::start(flags.swarm);
     if (!swarm) return tl::unexpected(swarm.error());
     bench.swarm = std::move(*swarm);
-    if (const Status done = open_into(bench.swarm_session, flags.session, context); !done) return done;
+    if (const Status done = open_into(bench.swarm_session, flags.session, context); !done)
+        return done;
     return bench.swarm->wait_ready();
 }
 
@@ -208,7 +213,8 @@ std::string to_table(const std::vector<Series>& all, const Bench& bench) {
                        series.bit_exact ? "same" : "DIFFERENT");
     }
     if (bench.swarm != nullptr) {
-        fmt::format_to(line, "added per layer: {:.0f} us p50, {:.0f} us p99; on the wire: {} per token\n",
+        fmt::format_to(line,
+                       "added per layer: {:.0f} us p50, {:.0f} us p99; on the wire: {} per token\n",
                        median(bench.counts.overhead_us_p50), median(bench.counts.overhead_us_p99),
                        format_bytes(median(bench.counts.wire_bytes_per_token)));
     }
@@ -235,8 +241,8 @@ Result<bool> bench_once(BenchFlags& flags) {
     }
     const double efficiency = json.value("efficiency", 1.0);
     if (efficiency < flags.efficiency_min) {
-        fmt::print(stderr, "kvasir: efficiency {:.3f} is below --min-efficiency {:.3f}\n", efficiency,
-                   flags.efficiency_min);
+        fmt::print(stderr, "kvasir: efficiency {:.3f} is below --min-efficiency {:.3f}\n",
+                   efficiency, flags.efficiency_min);
         return false;
     }
     return true;
@@ -245,16 +251,19 @@ Result<bool> bench_once(BenchFlags& flags) {
 void add_flags(CLI::App& command, BenchFlags& flags) {
     const auto threads = CLI::Range(1, 512);
     command.add_option("-m,--model", flags.session.model_path, "the model (GGUF)")->required();
-    auto* workers = command.add_option("--workers", flags.swarm.workers,
-                                       "local worker processes; 0: the backbone computes all experts "
-                                       "through the backend")
+    auto* workers = command
+                        .add_option("--workers", flags.swarm.workers,
+                                    "local worker processes; 0: the backbone computes all experts "
+                                    "through the backend")
                         ->check(CLI::Range(0, 1024))
                         ->capture_default_str();
-    command.add_option("--threads", flags.session.threads, "threads of llama.cpp and of the backbone")
+    command
+        .add_option("--threads", flags.session.threads, "threads of llama.cpp and of the backbone")
         ->check(threads)
         ->capture_default_str();
-    command.add_option("--worker-threads", flags.swarm.worker_threads,
-                       "threads of each worker and of the RPC server")
+    command
+        .add_option("--worker-threads", flags.swarm.worker_threads,
+                    "threads of each worker and of the RPC server")
         ->check(threads)
         ->capture_default_str();
     command.add_option("--pairs", flags.rounds, "measured runs of each")
@@ -277,8 +286,9 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
         ->needs(rpc)
         ->excludes(workers);
     command.add_flag("--pin", flags.pin, "this process and the workers on different CPUs");
-    command.add_option("--min-efficiency", flags.efficiency_min,
-                       "exit with 1 if swarm / monolithic tokens per second is lower")
+    command
+        .add_option("--min-efficiency", flags.efficiency_min,
+                    "exit with 1 if swarm / monolithic tokens per second is lower")
         ->check(CLI::Range(0.0, 100.0))
         ->capture_default_str();
     command.add_flag("--json", flags.json, "one JSON object");

@@ -107,8 +107,8 @@ struct ChildProcess::Impl {
         }
     }
 
-    // Until end of file (the child and everybody it passed stderr to are gone), or until woken; then
-    // takes what is already there.
+    // Until end of file (the child and everybody it passed stderr to are gone), or until woken;
+    // then takes what is already there.
     void read_stderr() {
         std::array<char, 4096> buffer;
         std::string partial;
@@ -200,7 +200,9 @@ Result<ChildProcess> ChildProcess::start(const ChildOptions& options) {
     return ChildProcess(std::move(impl));
 }
 
-pid_t ChildProcess::pid() const { return impl_->pid; }
+pid_t ChildProcess::pid() const {
+    return impl_->pid;
+}
 
 std::optional<ChildExit> ChildProcess::poll() {
     if (impl_->ended) return impl_->ended;
@@ -242,7 +244,8 @@ std::string ChildProcess::last_words(size_t lines_max) const {
         begin = end + 1;
     }
     std::string out;
-    for (size_t i = lines.size() > lines_max ? lines.size() - lines_max : 0; i < lines.size(); ++i) {
+    for (size_t i = lines.size() > lines_max ? lines.size() - lines_max : 0; i < lines.size();
+         ++i) {
         if (!out.empty()) out += " | ";
         out += lines[i];
     }

@@ -1,9 +1,11 @@
 // ChildProcess: a program started by this one, that never outlives it, with its last words kept.
 //
-// Used by LocalWorkers and bench (the RPC server). The child gets SIGKILL from the kernel if this process dies.
-// Its stderr is read by a small thread that keeps the tail (and copies it to the debug log), so a chatty child
-// neither blocks nor fills memory. stdout goes to /dev/null, stdin comes from there.
-// Thread: one owner; start it from a thread that lives as long as the child should. Owns: process and thread.
+// Used by LocalWorkers and bench (the RPC server). The child gets SIGKILL from the kernel if this
+// process dies. Its stderr is read by a small thread that keeps the tail (and copies it to the
+// debug log), so a chatty child neither blocks nor fills memory. stdout goes to /dev/null, stdin
+// comes from there.
+// Thread: one owner; start it from a thread that lives as long as the child should. Owns: process
+// and thread.
 // Limits: kTailBytesMax bytes of stderr are kept.
 #pragma once
 
@@ -22,10 +24,10 @@ namespace kvasir::apps {
 constexpr size_t kTailBytesMax = 8192;
 
 struct ChildOptions {
-    std::string program;               // path, not looked up in PATH
+    std::string program;                 // path, not looked up in PATH
     std::vector<std::string> arguments;  // without the program's name
-    std::string label;                 // for messages and log lines
-    int cpu = -1;                      // run on this CPU only; -1: anywhere
+    std::string label;                   // for messages and log lines
+    int cpu = -1;                        // run on this CPU only; -1: anywhere
 };
 
 // How a child ended: an exit code, or a signal.

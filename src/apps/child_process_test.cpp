@@ -35,7 +35,9 @@ bool eventually(Condition condition) {
     return true;
 }
 
-bool is_gone(pid_t pid) { return kill(pid, 0) != 0 && errno == ESRCH; }
+bool is_gone(pid_t pid) {
+    return kill(pid, 0) != 0 && errno == ESRCH;
+}
 
 TEST(ChildProcess, EndIsReportedWithCodeAndLastWords) {
     ChildProcess child = shell("echo one >&2; echo two >&2; printf 'th\\033ree' >&2; exit 3");
@@ -130,8 +132,7 @@ TEST(ChildProcess, DiesWithItsParent) {
 TEST(ChildProcess, RunsOnTheChosenCpu) {
     const std::vector<int> cpus = allowed_cpus();
     ASSERT_FALSE(cpus.empty());
-    ChildProcess child =
-        shell("grep Cpus_allowed_list /proc/self/status >&2", cpus.back());
+    ChildProcess child = shell("grep Cpus_allowed_list /proc/self/status >&2", cpus.back());
     ASSERT_TRUE(eventually([&] { return child.poll().has_value(); }));
     child.stop(milliseconds(0));
     EXPECT_EQ(child.last_words(), "Cpus_allowed_list:?" + std::to_string(cpus.back()));

@@ -78,7 +78,8 @@ double median(std::vector<double> values) {
 double median_ratio(const std::vector<double>& part, const std::vector<double>& whole) {
     KVASIR_CHECK(part.size() == whole.size());
     std::vector<double> ratios;
-    for (size_t i = 0; i < part.size(); ++i) ratios.push_back(whole[i] > 0 ? part[i] / whole[i] : 0);
+    for (size_t i = 0; i < part.size(); ++i)
+        ratios.push_back(whole[i] > 0 ? part[i] / whole[i] : 0);
     return median(std::move(ratios));
 }
 

@@ -1,7 +1,9 @@
-// Comparison: the same teacher-forced work done by several sessions in turn, timed and compared bit by bit.
+// Comparison: the same teacher-forced work done by several sessions in turn, timed and compared bit
+// by bit.
 //
-// Used by bench.cpp and its tests. Rounds go A B C, C B A, A B C ...: a machine that slows down over time does
-// not favour whoever comes first. One round before is not measured (page cache), but compared.
+// Used by bench.cpp and its tests. Rounds go A B C, C B A, A B C ...: a machine that slows down
+// over time does not favour whoever comes first. One round before is not measured (page cache),
+// but compared.
 // Thread: main thread. Owns: the numbers; sessions belong to the caller.
 #pragma once
 
@@ -25,9 +27,9 @@ struct Contender {
 
 struct Series {
     std::string name;
-    std::vector<double> gen_tok_s;     // one per measured round
+    std::vector<double> gen_tok_s;  // one per measured round
     std::vector<double> prompt_tok_s;
-    bool bit_exact = true;             // every round's logits equal those of the first contender
+    bool bit_exact = true;  // every round's logits equal those of the first contender
     std::string logits_sha256;
 };
 

@@ -52,7 +52,9 @@ TEST(Comparison, TwoSessionsOfOneModelGiveTheSameBitsAndAllRoundsAreTimed) {
     generate::Session second = open_demo();
     std::vector<std::string> order;
     int measured = 0;
-    const auto note = [&](const char* name) { return [&order, name] { order.emplace_back(name); }; };
+    const auto note = [&](const char* name) {
+        return [&order, name] { order.emplace_back(name); };
+    };
     const std::vector<Contender> contenders = {
         {"a", &first, note("a"), {}},
         {"b", &second, note("b"), [&](const generate::Generation& run) {
@@ -75,7 +77,8 @@ TEST(Comparison, TwoSessionsOfOneModelGiveTheSameBitsAndAllRoundsAreTimed) {
 
 TEST(Comparison, DifferentBitsAreSeen) {
     // A copy of the model with the lowest bit of some weights flipped.
-    const std::string path = ::testing::TempDir() + "kvasir-flipped-" + std::to_string(getpid()) + ".gguf";
+    const std::string path =
+        ::testing::TempDir() + "kvasir-flipped-" + std::to_string(getpid()) + ".gguf";
     {
         std::ifstream in(kModel, std::ios::binary);
         std::string bytes((std::istreambuf_iterator<char>(in)), {});

@@ -19,7 +19,8 @@ void write_line(LogLevel level, std::string_view component, std::string_view lin
     const auto now = std::chrono::system_clock::now();
     const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
     const auto millis =
-        std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+        std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() %
+        1000;
     std::tm parts{};
     localtime_r(&seconds, &parts);
     // One write per line, so that lines of several threads and processes do not mix.
@@ -40,7 +41,8 @@ int report_error(const Error& error) {
 Status install_log(std::string_view level) {
     if (level.empty()) {
         const char* from_environment = std::getenv("KVASIR_LOG");
-        level = from_environment != nullptr && *from_environment != '\0' ? from_environment : "warn";
+        level =
+            from_environment != nullptr && *from_environment != '\0' ? from_environment : "warn";
     }
     if (level == "off") {
         set_log_sink(nullptr, LogLevel::kError);

@@ -1,7 +1,8 @@
 // What a program says to a person: the error sentence, the exit code, the log lines.
 //
-// Used by every subcommand. Thread: report_error() from the main thread; the sink from any.
-// Owns: nothing. Limits: log lines as in base/log.hpp.
+// Used by every subcommand.
+// Thread: report_error() from the main thread; the sink from any. Owns: nothing.
+// Limits: log lines as in base/log.hpp.
 #pragma once
 
 #include <string>
@@ -14,8 +15,8 @@ namespace kvasir::apps {
 // Prints "kvasir: <sentence>" on stderr and returns the process exit code of the error.
 int report_error(const Error& error);
 
-// Installs the stderr log sink. `level`: debug, info, warn, error or off; empty means the environment
-// variable KVASIR_LOG, else warn. Errors: kUsage for any other word.
+// Installs the stderr log sink. `level`: debug, info, warn, error or off; empty means the
+// environment variable KVASIR_LOG, else warn. Errors: kUsage for any other word.
 Status install_log(std::string_view level);
 
 // Text as it may go to a terminal: control bytes other than newline and tab are dropped.

@@ -41,8 +41,10 @@ Result<double> parse_share(std::string_view text) {
     std::string_view number = trimmed(text);
     if (!number.empty() && number.back() == '%') number.remove_suffix(1);
     double percent = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), percent);
-    const bool parsed = !number.empty() && error == std::errc{} && end == number.data() + number.size();
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), percent);
+    const bool parsed =
+        !number.empty() && error == std::errc{} && end == number.data() + number.size();
     if (!parsed || !(percent >= 0 && percent <= 100)) {
         return fail(Errc::kUsage,
                     fmt::format("'{}' is not a share from 0% to 100%", printable(text)));
@@ -57,7 +59,8 @@ std::string format_bytes(double bytes) {
         bytes /= 1000;
         ++unit;
     }
-    return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
+    return unit == 0 ? fmt::format("{:.0f} B", bytes)
+                     : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
 }  // namespace kvasir::apps

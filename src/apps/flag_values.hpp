@@ -1,6 +1,7 @@
 // Text of flags turned into values, and values into text for tables.
 //
-// Used by run and bench. Thread: pure functions.
+// Used by run and bench.
+// Thread: pure functions.
 #pragma once
 
 #include <cstdint>

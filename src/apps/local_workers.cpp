@@ -26,15 +26,9 @@ Result<LocalWorkers> LocalWorkers::start(const LocalWorkersOptions& options) {
         ChildOptions child;
         child.program = program;
         child.label = "worker " + std::to_string(i);
-        child.arguments = {"worker",
-                           "--model",
-                           options.model_path,
-                           "--experts",
-                           options.experts[i],
-                           "--connect",
-                           options.connect,
-                           "--threads",
-                           std::to_string(options.threads)};
+        child.arguments = {"worker",        "--model",          options.model_path,
+                           "--experts",     options.experts[i], "--connect",
+                           options.connect, "--threads",        std::to_string(options.threads)};
         if (!options.log_level.empty()) {
             child.arguments.insert(child.arguments.end(), {"--log-level", options.log_level});
         }
@@ -50,7 +44,8 @@ Status LocalWorkers::check() {
     for (size_t i = 0; i < workers_.size(); ++i) {
         const auto ended = workers_[i].poll();
         if (!ended) continue;
-        std::string detail = "local worker " + std::to_string(i) + " ended with " + ended->describe();
+        std::string detail =
+            "local worker " + std::to_string(i) + " ended with " + ended->describe();
         // Let the reader see the end of the pipe, so that the reason is in the words.
         workers_[i].stop(std::chrono::milliseconds(0));
         const std::string words = workers_[i].last_words();

@@ -1,6 +1,7 @@
 // The machine a number was measured on, and where on it a process may run.
 //
-// Used by bench. Thread: any for describe_machine(); pin_process() from the main thread before others start.
+// Used by bench.
+// Thread: any for describe_machine(); pin_process() from the main thread before others start.
 #pragma once
 
 #include <string>
@@ -11,9 +12,9 @@
 namespace kvasir::apps {
 
 struct Machine {
-    std::string cpu;        // model name of the first CPU, "unknown" if the kernel does not say
-    unsigned cores = 0;     // CPUs this process may use
-    std::string compiler;   // of this program
+    std::string cpu;       // model name of the first CPU, "unknown" if the kernel does not say
+    unsigned cores = 0;    // CPUs this process may use
+    std::string compiler;  // of this program
 };
 Machine describe_machine();
 

@@ -3,8 +3,8 @@
 #include <exception>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
@@ -36,6 +36,8 @@ int run_program(int argc, char** argv) {
     add_run(app, exit_code);
     add_bench(app, exit_code);
     add_inspect(app, exit_code);
+    add_slice(app, exit_code);
+    add_verify(app, exit_code);
     add_worker(app, exit_code);
 
     try {

@@ -29,9 +29,8 @@ Result<uint16_t> free_port() {
     if (fd < 0) return fail(Errc::kEnvironment, std::string("socket: ") + std::strerror(errno));
     sockaddr_in address = loopback(0);
     socklen_t size = sizeof(address);
-    const bool done =
-        bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+    const bool done = bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
+                      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
     const int error = errno;
     close(fd);
     if (done) return ntohs(address.sin_port);
@@ -42,7 +41,8 @@ bool accepts_connections(uint16_t port) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
     const sockaddr_in address = loopback(port);
-    const bool done = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    const bool done =
+        connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
     close(fd);
     return done;
 }
@@ -55,8 +55,8 @@ Result<RpcServer> RpcServer::start(const std::string& program, uint32_t threads,
     ChildOptions options;
     options.program = program;
     options.label = "rpc-server";
-    options.arguments = {"-H", "127.0.0.1", "-p", std::to_string(*port), "-t",
-                         std::to_string(threads)};
+    options.arguments = {
+        "-H", "127.0.0.1", "-p", std::to_string(*port), "-t", std::to_string(threads)};
     options.cpu = cpu;
     auto process = ChildProcess::start(options);
     if (!process) return tl::unexpected(process.error());

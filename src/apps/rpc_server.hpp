@@ -1,6 +1,8 @@
 // RpcServer: llama.cpp's own ggml-rpc-server as a child, to measure against.
 //
-// Used by bench. Thread: one owner. Owns: the process. Limits: loopback only.
+// Used by bench.
+// Thread: one owner. Owns: the process.
+// Limits: loopback only.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// `kvasir run`: generate text with the experts computed by workers, by the backbone, or by plain llama.cpp.
+// `kvasir run`: generate text with the experts computed by workers, by the backbone, or by plain
+// llama.cpp.
 #include <fmt/core.h>
 
 #include <cstdio>
@@ -145,7 +146,8 @@ Result<bool> run(RunFlags& flags) {
 }
 
 void add_flags(CLI::App& command, RunFlags& flags) {
-    command.add_option("-m,--model", flags.session.model_path, "the model (GGUF; any part of a set)")
+    command
+        .add_option("-m,--model", flags.session.model_path, "the model (GGUF; any part of a set)")
         ->required();
     auto* prompt = command.add_option("-p,--prompt", flags.request.prompt, "prompt as text");
     auto* tokens = command.add_option("--prompt-tokens", flags.prompt_tokens,
@@ -153,7 +155,8 @@ void add_flags(CLI::App& command, RunFlags& flags) {
     prompt->excludes(tokens);
     command.add_option("-n,--tokens", flags.request.tokens_max, "tokens to generate")
         ->capture_default_str();
-    command.add_option("--temp", flags.request.temperature, "temperature; 0: the most likely token")
+    command
+        .add_option("--temp", flags.request.temperature, "temperature; 0: the most likely token")
         ->check(CLI::Range(0.0, 100.0))
         ->capture_default_str();
     command.add_option("--seed", flags.request.seed, "seed of the sampler")->capture_default_str();
@@ -161,8 +164,9 @@ void add_flags(CLI::App& command, RunFlags& flags) {
     command.add_option("--threads", flags.session.threads, "threads of the backbone")
         ->check(CLI::Range(1, 512))
         ->capture_default_str();
-    command.add_option("--ctx", flags.session.context_tokens,
-                       "context size; 0: as large as prompt and -n need")
+    command
+        .add_option("--ctx", flags.session.context_tokens,
+                    "context size; 0: as large as prompt and -n need")
         ->capture_default_str();
     command.add_option("--batch", flags.session.batch_tokens, "tokens per batch")
         ->check(CLI::Range(1, 65536))
@@ -173,9 +177,10 @@ void add_flags(CLI::App& command, RunFlags& flags) {
 
     auto* monolithic = command.add_flag("--monolithic", flags.monolithic,
                                         "plain llama.cpp (--no-repack), no swarm: the reference");
-    auto* workers = command.add_option("--workers", flags.swarm.workers,
-                                       "local worker processes to start; 0: the backbone computes "
-                                       "all experts through the backend")
+    auto* workers = command
+                        .add_option("--workers", flags.swarm.workers,
+                                    "local worker processes to start; 0: the backbone computes "
+                                    "all experts through the backend")
                         ->check(CLI::Range(0, 1024))
                         ->capture_default_str();
     command.add_option("--worker-threads", flags.swarm.worker_threads, "threads of each worker")
@@ -183,8 +188,9 @@ void add_flags(CLI::App& command, RunFlags& flags) {
         ->capture_default_str();
     auto* listen = command.add_option("--listen", flags.listen,
                                       "HOST:PORT where outside workers may join; wait for them");
-    command.add_option("--wait-coverage", flags.coverage,
-                       "share of the experts that must be held before it starts")
+    command
+        .add_option("--wait-coverage", flags.coverage,
+                    "share of the experts that must be held before it starts")
         ->needs(listen)
         ->capture_default_str();
     command.add_option("--exact", flags.exact, "strict: only workers that give the same bits; any")

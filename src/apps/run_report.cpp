@@ -42,6 +42,7 @@ void add_swarm(Json& out, const SwarmReport& swarm, uint64_t tokens) {
     out["wire_bytes_per_token"] = wire_bytes_per_token(swarm, tokens);
     out["layers_remote"] = swarm.layers;
     out["retries"] = swarm.retries;
+    out["stall_ms_max"] = swarm.stall_ms_max;
     out["answers"] = all_exact(swarm) ? "exact" : "approximate";
 }
 
@@ -52,8 +53,8 @@ double share(uint64_t part, uint64_t whole) {
 void append_swarm(std::string& out, const SwarmReport& swarm, uint64_t tokens) {
     auto line = std::back_inserter(out);
     const uint64_t pairs = swarm.pairs_remote + swarm.pairs_local;
-    fmt::format_to(line, "{:<20} {:>8} {:>10} {:>6} {:>10} {:>10} {:>12}\n", "computed by", "experts",
-                   "pairs", "share", "bytes out", "bytes in", "compute p50");
+    fmt::format_to(line, "{:<20} {:>8} {:>10} {:>6} {:>10} {:>10} {:>12}\n", "computed by",
+                   "experts", "pairs", "share", "bytes out", "bytes in", "compute p50");
     for (const SwarmReport::Worker& worker : swarm.workers) {
         fmt::format_to(line, "{:<20} {:>8} {:>10} {:>5.1f}% {:>10} {:>10} {:>9.0f} us{}{}\n",
                        printable(worker.id, 20), worker.experts_held, worker.pairs,
@@ -75,12 +76,14 @@ void append_swarm(std::string& out, const SwarmReport& swarm, uint64_t tokens) {
 
 double wire_bytes_per_token(const SwarmReport& swarm, uint64_t tokens) {
     uint64_t bytes = 0;
-    for (const SwarmReport::Worker& worker : swarm.workers) bytes += worker.bytes_in + worker.bytes_out;
+    for (const SwarmReport::Worker& worker : swarm.workers)
+        bytes += worker.bytes_in + worker.bytes_out;
     return tokens == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(tokens);
 }
 
 bool all_exact(const SwarmReport& swarm) {
-    return std::all_of(swarm.workers.begin(), swarm.workers.end(),
+    return swarm.exact &&
+           std::all_of(swarm.workers.begin(), swarm.workers.end(),
                        [](const auto& worker) { return worker.exact || worker.pairs == 0; });
 }
 

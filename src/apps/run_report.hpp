@@ -1,6 +1,7 @@
 // What `kvasir run` prints about a run: JSON for programs, a table for people.
 //
-// Used by run.cpp and its tests. Thread: pure functions.
+// Used by run.cpp and its tests.
+// Thread: pure functions.
 #pragma once
 
 #include <optional>
@@ -20,7 +21,7 @@ struct RunOutcome {
 
 // Wire bytes (both ways) per token that was evaluated, of the prompt or generated.
 double wire_bytes_per_token(const SwarmReport& swarm, uint64_t tokens_evaluated);
-// All workers that computed something are of the backbone's numeric class.
+// No approximate answer was used: every worker that computed something is of the backbone's class.
 bool all_exact(const SwarmReport& swarm);
 
 // One JSON object, one line, without a newline. Text that is not UTF-8 is repaired with U+FFFD.

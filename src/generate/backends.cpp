@@ -14,7 +14,9 @@
 namespace kvasir::generate {
 namespace {
 
-bool has_cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr; }
+bool has_cpu() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr;
+}
 
 // The folder that libggml.so was loaded from; empty when it is linked statically into the program.
 std::string ggml_folder() {
@@ -57,8 +59,9 @@ Status load_backends() {
     if (!has_cpu()) ggml_backend_load_all_from_path(KVASIR_LLAMA_LIB);
     if (has_cpu()) return {};
     return fail(Errc::kEnvironment,
-                "no ggml CPU backend found in '" + beside + "' or '" KVASIR_LLAMA_LIB
-                "': libggml-cpu*.so must lie beside libggml.so (./run build makes it)");
+                "no ggml CPU backend found in '" + beside +
+                    "' or '" KVASIR_LLAMA_LIB
+                    "': libggml-cpu*.so must lie beside libggml.so (./run build makes it)");
 }
 
 Result<std::string> add_rpc_server(const std::string& endpoint) {
@@ -81,8 +84,12 @@ Result<std::string> add_rpc_server(const std::string& endpoint) {
     return std::string(ggml_backend_dev_name(ggml_backend_reg_dev_get(server, 0)));
 }
 
-std::string llama_version_text() { return llama_version(); }
+std::string llama_version_text() {
+    return llama_version();
+}
 
-std::string llama_system_text() { return llama_print_system_info(); }
+std::string llama_system_text() {
+    return llama_print_system_info();
+}
 
 }  // namespace kvasir::generate

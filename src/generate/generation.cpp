@@ -150,8 +150,8 @@ Status Session::Impl::decode_prompt(const std::vector<Token>& prompt) {
 std::string Session::Impl::piece(Token token) const {
     if (!has_tokenizer(vocab)) return {};
     std::array<char, 256> small;
-    const int32_t size =
-        llama_token_to_piece(vocab, token, small.data(), static_cast<int32_t>(small.size()), 0, false);
+    const int32_t size = llama_token_to_piece(vocab, token, small.data(),
+                                              static_cast<int32_t>(small.size()), 0, false);
     if (size >= 0) return std::string(small.data(), static_cast<size_t>(size));
     std::string large(static_cast<size_t>(-size), '\0');
     llama_token_to_piece(vocab, token, large.data(), -size, 0, false);

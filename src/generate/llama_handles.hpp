@@ -1,6 +1,7 @@
 // llama.cpp's objects with owners, and the non-spinning thread pool.
 //
-// Private to generate/. Thread: as llama.cpp: one thread per object at a time.
+// Private to generate/.
+// Thread: as llama.cpp: one thread per object at a time.
 #pragma once
 
 #include <ggml-cpu.h>

@@ -37,8 +37,8 @@ std::string_view without_function_name(std::string_view line) {
     return line.substr(colon + 2);
 }
 
-// The reason comes first, then each caller says that it failed as well ("failed to load model"): keep
-// the first line, unless a later one carries llama.cpp's own summary of the exception.
+// The reason comes first, then each caller says that it failed as well ("failed to load model"):
+// keep the first line, unless a later one carries llama.cpp's own summary of the exception.
 void keep_error(Capture& state, std::string_view line) {
     if (state.error.empty() || line.find("error loading model") != std::string_view::npos) {
         state.error = line;
@@ -73,7 +73,9 @@ void on_llama_log(ggml_log_level level, const char* text, void*) {
 
 }  // namespace
 
-void install_llama_log() { llama_log_set(on_llama_log, nullptr); }
+void install_llama_log() {
+    llama_log_set(on_llama_log, nullptr);
+}
 
 void clear_llama_error() {
     Capture& state = capture();

@@ -17,8 +17,8 @@
 namespace kvasir::generate {
 namespace {
 
-constexpr uint32_t kThreadsMax = 512;  // GGML_MAX_N_THREADS
-constexpr uint64_t kContextStep = 256; // llama.cpp rounds up to this
+constexpr uint32_t kThreadsMax = 512;   // GGML_MAX_N_THREADS
+constexpr uint64_t kContextStep = 256;  // llama.cpp rounds up to this
 
 std::string quoted(const std::string& text) {
     std::string out("'");
@@ -29,7 +29,8 @@ std::string quoted(const std::string& text) {
 
 Status check_options(const SessionOptions& options) {
     if (options.threads == 0 || options.threads > kThreadsMax) {
-        return fail(Errc::kUsage, "threads must be 1 to 512, not " + std::to_string(options.threads));
+        return fail(Errc::kUsage,
+                    "threads must be 1 to 512, not " + std::to_string(options.threads));
     }
     if (options.batch_tokens == 0 || options.ubatch_tokens == 0) {
         return fail(Errc::kUsage, "batch sizes must be at least 1");
@@ -187,12 +188,14 @@ Status Session::prepare(uint64_t tokens) {
     }
     if (impl.context != nullptr && llama_n_ctx(impl.context.get()) >= wanted) return {};
     if (wanted > std::numeric_limits<uint32_t>::max() - kContextStep) {
-        return fail(Errc::kLimit, "a context of " + std::to_string(wanted) + " tokens is too large");
+        return fail(Errc::kLimit,
+                    "a context of " + std::to_string(wanted) + " tokens is too large");
     }
     llama_context_params params = llama_context_default_params();
-    params.n_ctx = explicit_limit != 0 ? explicit_limit
-                                       : static_cast<uint32_t>((wanted + kContextStep - 1) /
-                                                               kContextStep * kContextStep);
+    params.n_ctx =
+        explicit_limit != 0
+            ? explicit_limit
+            : static_cast<uint32_t>((wanted + kContextStep - 1) / kContextStep * kContextStep);
     params.n_batch = impl.options.batch_tokens;
     params.n_ubatch = impl.options.ubatch_tokens;
     params.n_threads = params.n_threads_batch = static_cast<int32_t>(impl.options.threads);
@@ -209,9 +212,9 @@ Status Session::prepare(uint64_t tokens) {
     }
     if (impl.context == nullptr) {
         const std::string reason = last_llama_error();
-        return fail(Errc::kEnvironment, "llama.cpp cannot make a context of " +
-                                            std::to_string(params.n_ctx) + " tokens: " +
-                                            (reason.empty() ? "no reason given" : reason));
+        return fail(Errc::kEnvironment,
+                    "llama.cpp cannot make a context of " + std::to_string(params.n_ctx) +
+                        " tokens: " + (reason.empty() ? "no reason given" : reason));
     }
     if (impl.pool == nullptr) impl.pool = make_thread_pool(static_cast<int>(impl.options.threads));
     if (impl.pool != nullptr) {

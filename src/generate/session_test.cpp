@@ -209,7 +209,8 @@ TEST_F(SessionTest, ExplicitContextIsALimit) {
 
 TEST_F(SessionTest, BadModelsAreNamed) {
     namespace fs = std::filesystem;
-    const fs::path folder = fs::temp_directory_path() / ("kvasir-session-" + std::to_string(getpid()));
+    const fs::path folder =
+        fs::temp_directory_path() / ("kvasir-session-" + std::to_string(getpid()));
     fs::create_directories(folder);
     const auto write = [&](const char* name, const std::string& bytes) {
         std::ofstream(folder / name, std::ios::binary) << bytes;

@@ -14,7 +14,8 @@ size_t sequence_bytes(unsigned char lead) {
     return 0;
 }
 
-// The second byte's range depends on the first (no overlong forms, surrogates or code points past U+10FFFF).
+// The second byte's range depends on the first (no overlong forms, surrogates or code points past
+// U+10FFFF).
 bool second_byte_fits(unsigned char lead, unsigned char second) {
     unsigned char low = 0x80;
     unsigned char high = 0xbf;
@@ -50,6 +51,8 @@ std::string Utf8Stream::push(std::string_view bytes) {
     return out;
 }
 
-std::string Utf8Stream::finish() { return std::exchange(held_, {}); }
+std::string Utf8Stream::finish() {
+    return std::exchange(held_, {});
+}
 
 }  // namespace kvasir::generate

@@ -38,9 +38,12 @@ TEST(Utf8Stream, UnfinishedEndIsGivenByFinishOnce) {
 }
 
 TEST(Utf8Stream, BytesThatCanNeverBecomeACharacterAreNotHeld) {
-    const std::vector<std::string> hopeless = {
-        "\x80",     "\xff",         "\xc0",         "\xc1\x80",     "\xf5",        "\xe0\x80",
-        "\xed\xa0", "\xf0\x80\x80", "\xf4\x90\x80", "\x80\x80\x80\x80", "a\xbf",  "\xe2\x82\xac\x80"};
+    const std::vector<std::string> hopeless = {"\x80",         "\xff",
+                                               "\xc0",         "\xc1\x80",
+                                               "\xf5",         "\xe0\x80",
+                                               "\xed\xa0",     "\xf0\x80\x80",
+                                               "\xf4\x90\x80", "\x80\x80\x80\x80",
+                                               "a\xbf",        "\xe2\x82\xac\x80"};
     for (const std::string& bytes : hopeless) {
         Utf8Stream stream;
         EXPECT_EQ(stream.push(bytes), bytes);

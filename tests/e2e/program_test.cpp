@@ -58,10 +58,12 @@ TEST(Program, ExitCodesDifferByKindOfError) {
         {{"run", "-m", model, "-p", "x", "--exact", "nearly"}, 2, "--exact"},
         {{"--log-level", "loud", "run", "-m", model, "-p", "x"}, 2, "log level"},
         {{"run", "-m", "/no/such/model.gguf", "--monolithic", "-p", "x"}, 4, "/no/such/model.gguf"},
-        {{"run", "-m", KVASIR_SOURCE_DIR "/CMakeLists.txt", "--monolithic", "-p", "x"}, 3,
+        {{"run", "-m", KVASIR_SOURCE_DIR "/CMakeLists.txt", "--monolithic", "-p", "x"},
+         3,
          "CMakeLists.txt"},
         {{"bench", "-m", model, "--skip-swarm"}, 2, "--rpc-server"},
-        {{"bench", "-m", model, "--skip-swarm", "--rpc-server", "/no/such/program"}, 4,
+        {{"bench", "-m", model, "--skip-swarm", "--rpc-server", "/no/such/program"},
+         4,
          "/no/such/program"},
     };
     for (const auto& c : cases) {
@@ -73,8 +75,8 @@ TEST(Program, ExitCodesDifferByKindOfError) {
 }
 
 TEST(Program, MonolithicJsonRepeatsAndAgreesWithTheStreamedText) {
-    const std::vector<std::string> flags = {"-p",     "Once upon a time", "-n", "16",
-                                            "--temp", "0.7",              "--seed", "5"};
+    const std::vector<std::string> flags = {"-p",  "Once upon a time", "-n", "16", "--temp",
+                                            "0.7", "--seed",           "5"};
     std::vector<std::string> with_json = flags;
     with_json.push_back("--json");
     const Outcome first = kvasir(monolithic(with_json));
@@ -102,8 +104,7 @@ TEST(Program, PromptAsTextAndAsTokensAreTheSame) {
 }
 
 TEST(Program, ReportAndEcho) {
-    const Outcome outcome =
-        kvasir(monolithic({"-p", "The fox", "-n", "4", "--report", "--echo"}));
+    const Outcome outcome = kvasir(monolithic({"-p", "The fox", "-n", "4", "--report", "--echo"}));
     EXPECT_EQ(outcome.exit_code, 0);
     EXPECT_EQ(outcome.out.rfind("The fox", 0), 0U);
     EXPECT_THAT(outcome.out, HasSubstr("generated: 4 tokens"));
@@ -125,8 +126,8 @@ TEST(Program, LogGoesToStderrAtTheChosenLevel) {
     const Outcome loud = kvasir(monolithic({"-p", "The fox", "-n", "2", "--json"}), options);
     EXPECT_THAT(loud.err, HasSubstr("debug llama:"));
     EXPECT_TRUE(Json::accept(loud.out));
-    const Outcome flag_wins = kvasir(
-        monolithic({"-p", "The fox", "-n", "2", "--json", "--log-level", "error"}), options);
+    const Outcome flag_wins =
+        kvasir(monolithic({"-p", "The fox", "-n", "2", "--json", "--log-level", "error"}), options);
     EXPECT_THAT(flag_wins.err, Not(HasSubstr("debug")));
 }
 
@@ -141,8 +142,8 @@ TEST(Program, AFullDiskUnderStdoutIsAnError) {
 #ifdef KVASIR_RPC_SERVER
 TEST(Program, BenchMeasuresLlamaRpcWithTheSameBits) {
     const Outcome outcome =
-        kvasir({"bench", "-m", demo_model(), "--skip-swarm", "--rpc-server", KVASIR_RPC_SERVER, "--pairs",
-                "2", "-n", "4", "--prompt", "8", "--json"});
+        kvasir({"bench", "-m", demo_model(), "--skip-swarm", "--rpc-server", KVASIR_RPC_SERVER,
+                "--pairs", "2", "-n", "4", "--prompt", "8", "--json"});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     const Json json = Json::parse(outcome.out);
     EXPECT_EQ(json["bit_exact"], true);

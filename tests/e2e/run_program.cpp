@@ -41,7 +41,8 @@ Outcome run_program(const std::vector<std::string>& argv, const ProgramOptions& 
     const Capture out("stdout");
     const Capture err("stderr");
     std::vector<char*> arguments;
-    for (const std::string& argument : argv) arguments.push_back(const_cast<char*>(argument.c_str()));
+    for (const std::string& argument : argv)
+        arguments.push_back(const_cast<char*>(argument.c_str()));
     arguments.push_back(nullptr);
     const pid_t pid = fork();
     if (pid == 0) {
@@ -58,7 +59,8 @@ Outcome run_program(const std::vector<std::string>& argv, const ProgramOptions& 
     }
     Outcome outcome;
     if (pid < 0) return outcome;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(options.seconds_max);
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::chrono::seconds(options.seconds_max);
     int status = 0;
     bool killed = false;
     for (;;) {
@@ -81,6 +83,8 @@ Outcome kvasir(std::vector<std::string> arguments, const ProgramOptions& options
     return run_program(arguments, options);
 }
 
-std::string demo_model() { return std::string(KVASIR_SOURCE_DIR) + "/models/skald-q4_k_m.gguf"; }
+std::string demo_model() {
+    return std::string(KVASIR_SOURCE_DIR) + "/models/skald-q4_k_m.gguf";
+}
 
 }  // namespace kvasir::e2e

@@ -1,7 +1,8 @@
 // Runs a program to its end and gives back what it printed.
 //
-// Used by the end-to-end tests. No shell in between. Thread: any. Limits: a program that runs longer than
-// `seconds_max` is killed and reported with signal 9.
+// Used by the end-to-end tests. No shell in between.
+// Thread: any.
+// Limits: a program that runs longer than `seconds_max` is killed and reported with signal 9.
 #pragma once
 
 #include <string>
