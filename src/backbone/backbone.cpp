@@ -57,8 +57,9 @@ public:
         auto fresh = replica_->learn(layer, program, *learner_);
         if (!fresh) {
             log(LogLevel::kDebug, "backbone", "layer " + to_string(layer) + " stays local: " + fresh.error().detail);
-        } else if (*fresh && verifier_) {
-            verifier_->on_program(layer);
+        } else if (*fresh) {
+            board_.activate(layer);
+            if (verifier_) verifier_->on_program(layer);
         }
     }
 
@@ -72,12 +73,12 @@ public:
     }
 
     double coverage() const override {
-        return static_cast<double>(board_.snapshot()->experts_covered) / static_cast<double>(board_.experts_total());
+        const uint64_t active = board_.experts_active();
+        return active == 0 ? 1 : static_cast<double>(board_.experts_covered()) / static_cast<double>(active);
     }
 
     Status wait_coverage(double share, std::chrono::milliseconds timeout) override {
-        const auto wanted = static_cast<uint64_t>(share * static_cast<double>(board_.experts_total()) + 0.999999);
-        if (board_.wait_covered(wanted, net::Clock::now() + timeout)) return {};
+        if (board_.wait_share(share, net::Clock::now() + timeout)) return {};
         return fail(Errc::kTimeout, "workers cover " + std::to_string(static_cast<int>(coverage() * 100)) +
                                         " % of the experts; nobody holds " + board_.missing(8));
     }

@@ -71,7 +71,7 @@ public:
     virtual void learn(LayerKey layer, const moe::Program& program) = 0;
     virtual std::unique_ptr<Lane> open_lane() = 0;
 
-    // Share of all experts that a usable worker holds, 0..1.
+    // Share of the experts of learned layers that a checked worker holds, 0..1; 1 while nothing is learned.
     virtual double coverage() const = 0;
     // Waits until coverage() >= share, or the deadline (kTimeout, saying what is missing).
     virtual Status wait_coverage(double share, std::chrono::milliseconds timeout) = 0;

@@ -6,9 +6,7 @@
 namespace kvasir::backbone {
 
 RosterBoard::RosterBoard(std::map<LayerKey, uint32_t> experts_per_layer)
-    : experts_per_layer_(std::move(experts_per_layer)), current_(std::make_shared<Roster>()) {
-    for (const auto& [layer, experts] : experts_per_layer_) experts_total_ += experts;
-}
+    : experts_per_layer_(std::move(experts_per_layer)), current_(std::make_shared<Roster>()) {}
 
 std::shared_ptr<const Roster> RosterBoard::snapshot() const {
     const std::lock_guard lock(mu_);
@@ -41,25 +39,55 @@ void RosterBoard::rebuild_locked() {
             for (uint32_t id : bank->globals) roster.holders[id].push_back(index);
         }
     }
-    for (const auto& [layer, roster] : next->layers) {
-        next->experts_covered += static_cast<uint64_t>(
-            std::count_if(roster.holders.begin(), roster.holders.end(), [](const auto& h) { return !h.empty(); }));
-    }
     current_ = std::move(next);
     version_.fetch_add(1, std::memory_order_release);
     changed_.notify_all();
 }
 
-bool RosterBoard::wait_covered(uint64_t covered, net::Deadline deadline) const {
+void RosterBoard::activate(LayerKey layer) {
+    const std::lock_guard lock(mu_);
+    active_.insert(layer);
+    changed_.notify_all();
+}
+
+uint64_t RosterBoard::active_locked() const {
+    uint64_t experts = 0;
+    for (LayerKey layer : active_) experts += experts_per_layer_.at(layer);
+    return experts;
+}
+
+uint64_t RosterBoard::covered_locked() const {
+    uint64_t covered = 0;
+    for (const auto& [layer, roster] : current_->layers) {
+        if (!active_.contains(layer)) continue;
+        for (const auto& holders : roster.holders) covered += holders.empty() ? 0 : 1;
+    }
+    return covered;
+}
+
+uint64_t RosterBoard::experts_active() const {
+    const std::lock_guard lock(mu_);
+    return active_locked();
+}
+
+uint64_t RosterBoard::experts_covered() const {
+    const std::lock_guard lock(mu_);
+    return covered_locked();
+}
+
+bool RosterBoard::wait_share(double share, net::Deadline deadline) const {
     std::unique_lock lock(mu_);
-    return changed_.wait_until(lock, deadline, [&] { return current_->experts_covered >= covered; });
+    return changed_.wait_until(lock, deadline, [&] {
+        return static_cast<double>(covered_locked()) >= share * static_cast<double>(active_locked());
+    });
 }
 
 std::string RosterBoard::missing(size_t segments_max) const {
     const std::lock_guard lock(mu_);
     std::string text;
     size_t segments = 0;
-    for (const auto& [layer, experts] : experts_per_layer_) {
+    for (LayerKey layer : active_) {
+        const uint32_t experts = experts_per_layer_.at(layer);
         const auto found = current_->layers.find(layer);
         const auto held = [&](uint32_t id) {
             return found != current_->layers.end() && !found->second.holders[id].empty();

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,6 @@ struct LayerRoster {
 struct Roster {
     std::vector<std::shared_ptr<WorkerSession>> workers;
     std::map<LayerKey, LayerRoster> layers;
-    uint64_t experts_covered = 0;  // held by at least one usable worker
 };
 
 class RosterBoard {
@@ -38,23 +38,30 @@ public:
     // The session's bank passed its checks.
     void add(std::shared_ptr<WorkerSession> session, LayerKey layer);
     void remove(uint64_t tag);
-    uint64_t experts_total() const { return experts_total_; }
-    // Waits until `covered` experts have a holder; false on the deadline.
-    bool wait_covered(uint64_t covered, net::Deadline deadline) const;
+    // The layer's experts are really used: its program was seen in a graph. Only such layers count for coverage (an
+    // MTP layer that no graph runs need not be held, and cannot be verified).
+    void activate(LayerKey layer);
+    // Experts of active layers, and how many of them have a holder.
+    uint64_t experts_active() const;
+    uint64_t experts_covered() const;
+    // Waits until that share of the active experts has a holder; false on the deadline.
+    bool wait_share(double share, net::Deadline deadline) const;
     // The first segments without a holder, in words.
     std::string missing(size_t segments_max) const;
 
 private:
     void rebuild_locked();
+    uint64_t active_locked() const;
+    uint64_t covered_locked() const;
 
     // Constant after construction.
     const std::map<LayerKey, uint32_t> experts_per_layer_;
-    uint64_t experts_total_ = 0;
 
     std::atomic<uint64_t> version_{1};
     mutable std::mutex mu_;
     mutable std::condition_variable changed_;
     // Guarded by mu_.
+    std::set<LayerKey> active_;
     std::map<uint64_t, std::pair<std::shared_ptr<WorkerSession>, std::vector<LayerKey>>> verified_;
     std::shared_ptr<const Roster> current_;
 };
