@@ -65,11 +65,13 @@ DETACHED = re.compile(r"(\bdetach\s*\(\s*\)|\basio::detached\b)")
 SLEEP = re.compile(r"\b(u|nano)?sleep\s*\(|\bsleep_(for|until)\b")
 REGISTRY = re.compile(
     r"(npm" r"js\.(org|com)|yarn" r"pkg\.com|\bdeb\.deb" r"ian\.org|\bpypi\.o" r"rg|\bcrates\.i" r"o)\b")
+# An exception is made in the line itself or the line above, with its reason: `// tidy: sleep, <reason>`.
+EXCEPTION = re.compile(r"// tidy: (sleep|detached), \S.{9,}")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
 def is_test(path):
-    return path.startswith("tests/") or path.endswith(("_test.cpp", "_test.hpp", "_testing.hpp", "_testing.cpp"))
+    return path.startswith("tests/") or bool(re.search(r"(_test\.cpp|_testing\.hpp|/test_[a-z_]+\.[ch]pp)$", path))
 
 
 def module_of(path):
@@ -112,17 +114,19 @@ def check_foreign_include(path, header):
     return None
 
 
-def check_words(path, line):
+def check_words(path, line, previous):
     found = []
+    excused = {match[1] for match in (EXCEPTION.search(previous), EXCEPTION.search(line)) if match}
     if UNFINISHED.search(line):
         found.append("unfinished work is not committed: do it, or describe the limit in words")
     if REGISTRY.search(line):
         found.append("no registry host names in the tree: the client's own default serves")
     if path.endswith(CODE):
-        if DETACHED.search(line):
+        if DETACHED.search(line) and "detached" not in excused:
             found.append("nothing runs detached: use a TaskGroup, or join the thread")
-        if is_test(path) and SLEEP.search(line):
-            found.append("tests never sleep: wait for what the other side prints, sends or signals")
+        if is_test(path) and SLEEP.search(line) and "sleep" not in excused:
+            found.append("tests do not sleep: wait for what the other side prints, sends or signals; where only "
+                         "polling or a random moment will do, say so: // tidy: sleep, <reason>")
     return found
 
 
@@ -145,7 +149,7 @@ def check_file(root, path, text):
             yield number, "trailing white space"
         if code and len(line) > COLUMNS_MAX:
             yield number, f"{len(line)} columns, at most {COLUMNS_MAX}"
-        for message in check_words(path, line):
+        for message in check_words(path, line, lines[number - 2] if number > 1 else ""):
             yield number, message
         match = INCLUDE.match(line) if code else None
         if match:

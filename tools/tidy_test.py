@@ -65,6 +65,7 @@ class Tidy(unittest.TestCase):
             ("src/worker/a.cpp", "<ggml.h>", False),
             ("src/moe/a.cpp", "<gguf.h>", True),
             ("src/moe/a.hpp", "<gguf.h>", False),
+            ("src/moe/test_files.hpp", "<gguf.h>", True),
             ("src/net/a.cpp", "<boost/asio/io_context.hpp>", True),
             ("src/worker/a.cpp", "<boost/asio/io_context.hpp>", False),
             ("tests/e2e/a.cpp", "<boost/beast/websocket.hpp>", False),
@@ -125,11 +126,20 @@ class Tidy(unittest.TestCase):
         self.one("docs/a.md", "FIX" "ME\n", "unfinished")
         self.one("src/base/a.cpp", "thread.detach();\n", "detached")
         self.one("src/net/a.cpp", "co_spawn(io, f, asio::detached);\n", "detached")
-        self.one("src/base/a_test.cpp", "std::this_thread::sleep_for(1s);\n", "never sleep")
-        self.one("tests/e2e/a.cpp", "usleep(5);\n", "never sleep")
+        self.one("src/base/a_test.cpp", "std::this_thread::sleep_for(1s);\n", "do not sleep")
+        self.one("tests/e2e/a.cpp", "usleep(5);\n", "do not sleep")
         self.none("src/net/a.cpp", "std::this_thread::sleep_for(backoff);\n")
         self.one("tools/a.sh", "curl https://registry.npm" "js.org/a\n", "registry")
         self.one("run", "deb http://deb.deb" "ian.org/debian bookworm\n", "registry")
+
+    def test_exceptions_need_their_reason(self):
+        sleep = "usleep(5);"
+        self.none("src/base/a_test.cpp", sleep + "  // tidy: sleep, a random moment to kill at\n")
+        self.none("src/base/a_test.cpp", "// tidy: sleep, polls the child's state\n" + sleep + "\n")
+        self.one("src/base/a_test.cpp", sleep + "  // tidy: sleep, ok\n", "do not sleep")
+        self.one("src/base/a_test.cpp", sleep + "  // tidy: detached, polls the child's state\n", "do not sleep")
+        self.one("src/base/a_test.cpp", "// tidy: sleep, polls the child's state\n\n" + sleep + "\n", "do not sleep")
+        self.none("src/net/a.cpp", "thread.detach();  // tidy: detached, getaddrinfo cannot be stopped\n")
 
     def test_wrong_root(self):
         with tempfile.TemporaryDirectory() as root:
