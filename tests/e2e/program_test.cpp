@@ -139,6 +139,37 @@ TEST(Program, AFullDiskUnderStdoutIsAnError) {
     EXPECT_THAT(outcome.err, HasSubstr("standard output"));
 }
 
+TEST(Program, SwarmRunIsCheckedAgainstLlama) {
+    const Outcome outcome = kvasir({"run", "-m", demo_model(), "--workers", "2", "-p", "The fox",
+                                    "-n", "8", "--check", "--json"});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["bit_exact"], true);
+    EXPECT_EQ(json["workers"].size(), 2U);
+    EXPECT_GT(json["pairs_remote"].get<uint64_t>(), 0U);
+    const Outcome plain = kvasir(monolithic({"-p", "The fox", "-n", "8", "--json"}));
+    EXPECT_EQ(json["logits_sha256"], Json::parse(plain.out)["logits_sha256"]);
+}
+
+TEST(Program, BenchComparesTheSwarmAndFailsBelowTheWantedEfficiency) {
+    const std::vector<std::string> flags = {"bench", "-m",       demo_model(), "--workers",
+                                            "1",     "--pairs",  "1",          "-n",
+                                            "4",     "--prompt", "8",          "--json"};
+    const Outcome outcome = kvasir(flags);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["bit_exact"], true);
+    for (const char* key : {"efficiency", "prefill_efficiency", "overhead_us_p50",
+                            "overhead_us_p99", "mono_tok_s", "swarm_tok_s"}) {
+        EXPECT_GT(json[key].get<double>(), 0) << key;
+    }
+    std::vector<std::string> demanding = flags;
+    demanding.insert(demanding.end(), {"--min-efficiency", "100"});
+    const Outcome slow = kvasir(demanding);
+    EXPECT_EQ(slow.exit_code, 1);
+    EXPECT_THAT(slow.err, HasSubstr("--min-efficiency"));
+}
+
 #ifdef KVASIR_RPC_SERVER
 TEST(Program, BenchMeasuresLlamaRpcWithTheSameBits) {
     const Outcome outcome =
