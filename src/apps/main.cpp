@@ -39,6 +39,7 @@ int run_program(int argc, char** argv) {
     add_slice(app, exit_code);
     add_verify(app, exit_code);
     add_worker(app, exit_code);
+    add_plugin_path(app, exit_code);
 
     try {
         app.parse(argc, argv);
