@@ -9,7 +9,7 @@
 // Computing it reads the whole model once; the result is cached under the user's cache folder by
 // path, size, times and inode of every shard. docs/slices.md shows the cache file.
 // Thread: immutable after making; the functions are reentrant. Owns: digests.
-// Limits: kCacheBytesMax for a cache file.
+// Limits: kCacheBytesMax for a cache file, kCacheFilesMax files (the oldest go).
 #pragma once
 
 #include <optional>
@@ -24,6 +24,7 @@
 namespace kvasir::moe {
 
 constexpr uint64_t kCacheBytesMax = uint64_t{1} << 30;
+constexpr size_t kCacheFilesMax = 64;
 
 struct BankDigests {
     LayerKey key;

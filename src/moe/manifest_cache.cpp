@@ -5,11 +5,14 @@
 //   32 bytes model id
 //   u32 banks, per bank {u32 layer, u32 bank, u32 experts, u32 tensors, tensors x experts x 32 bytes}
 //   32 bytes SHA-256 of all of the above
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <sys/stat.h>
 
@@ -26,6 +29,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic = "kvasir-manifest";
 constexpr uint8_t kVersion = 1;
+constexpr size_t kNameDigits = 32;
+constexpr std::string_view kNameEnd = ".manifest";
 
 std::string cache_folder(const std::string& asked) {
     if (!asked.empty()) return asked;
@@ -68,8 +73,30 @@ Result<CacheKey> make_key(const Model& model) {
         record.u64(info.st_ino);
         record.u64(info.st_dev);
     }
-    return CacheKey{to_hex(crypto::sha256(paths.data())).substr(0, 32) + ".manifest",
+    return CacheKey{to_hex(crypto::sha256(paths.data())).substr(0, kNameDigits) +
+                        std::string(kNameEnd),
                     record.take()};
+}
+
+// True for the names that make_key() gives: nothing else in the folder is ours to remove.
+bool is_manifest_name(const std::string& name) {
+    return name.size() == kNameDigits + kNameEnd.size() && name.ends_with(kNameEnd) &&
+           name.find_first_not_of("0123456789abcdef") == kNameDigits;
+}
+
+// Keeps the kCacheFilesMax newest manifests: models come and go, their manifests would stay.
+void evict_oldest(const std::string& folder) {
+    std::error_code error;
+    std::vector<std::pair<fs::file_time_type, fs::path>> files;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+        if (!is_manifest_name(it->path().filename().string())) continue;
+        std::error_code gone;
+        const auto time = fs::last_write_time(it->path(), gone);
+        if (!gone) files.emplace_back(time, it->path());
+    }
+    if (files.size() <= kCacheFilesMax) return;
+    std::sort(files.begin(), files.end());
+    for (size_t i = 0; i < files.size() - kCacheFilesMax; ++i) fs::remove(files[i].second, error);
 }
 
 std::vector<uint8_t> encode(const Manifest& manifest, const CacheKey& key) {
@@ -159,7 +186,9 @@ Status store(const std::string& folder, const CacheKey& key, const Manifest& man
     auto file = AtomicFile::create(folder + "/" + key.file_name);
     if (!file) return tl::unexpected(std::move(file.error()));
     if (auto status = file->write(0, encode(manifest, key)); !status) return status;
-    return file->commit(true);
+    if (auto status = file->commit(true); !status) return status;
+    evict_oldest(folder);
+    return {};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fcntl.h>
 #include <map>
 #include <sys/stat.h>
@@ -251,6 +252,28 @@ TEST_F(ManifestCache, AFolderThatCannotBeWrittenIsNotAFailure) {
     EXPECT_TRUE(computes());
     cache_ = "/proc/self/none";
     EXPECT_TRUE(computes());
+}
+
+TEST_F(ManifestCache, TheOldestManifestsGoAndNothingElse) {
+    std::filesystem::create_directories(cache_);
+    const auto name = [](size_t i) {
+        const std::string digits = std::to_string(i);
+        return std::string(32 - digits.size(), 'a') + digits + ".manifest";
+    };
+    const auto now = std::filesystem::file_time_type::clock::now();
+    for (size_t i = 0; i < kCacheFilesMax + 3; ++i) {
+        write_file(cache_ + "/" + name(i), {1});
+        std::filesystem::last_write_time(cache_ + "/" + name(i), now - std::chrono::hours(i + 1));
+    }
+    write_file(cache_ + "/lock", {1});
+    write_file(cache_ + "/mine.manifest", {1});
+    EXPECT_TRUE(computes());
+    EXPECT_FALSE(computes());
+    for (size_t i = 0; i < kCacheFilesMax + 3; ++i) {
+        EXPECT_EQ(std::filesystem::exists(cache_ + "/" + name(i)), i + 1 < kCacheFilesMax) << i;
+    }
+    EXPECT_TRUE(std::filesystem::exists(cache_ + "/lock"));
+    EXPECT_TRUE(std::filesystem::exists(cache_ + "/mine.manifest"));
 }
 
 TEST_F(ManifestCache, TheFolderFollowsTheEnvironment) {
