@@ -83,8 +83,7 @@ bool read_all(int fd, std::vector<uint8_t>& buffer) {
 bool write_all(int fd, const std::vector<uint8_t>& buffer) {
     size_t done = 0;
     while (done < buffer.size()) {
-        const ssize_t sent =
-            ::send(fd, buffer.data() + done, buffer.size() - done, MSG_NOSIGNAL);
+        const ssize_t sent = ::send(fd, buffer.data() + done, buffer.size() - done, MSG_NOSIGNAL);
         if (sent <= 0) return false;
         done += static_cast<size_t>(sent);
     }
@@ -113,9 +112,7 @@ struct TcpPair {
 
 struct StreamPair {
     StreamPair(Sockets sockets, const Shape& shape)
-        : fds(std::move(sockets)),
-          request(shape.request_bytes),
-          reply(shape.reply_bytes / 4 * 4) {}
+        : fds(std::move(sockets)), request(shape.request_bytes), reply(shape.reply_bytes / 4 * 4) {}
     void serve() {
         fds.client.reset();
         MessageStream served(std::move(fds.server), Side::kServer, {});
@@ -215,7 +212,8 @@ void compare(const Shape& shape, double seconds) {
 
 int main(int argc, char** argv) {
     const double seconds = argc > 1 ? std::atof(argv[1]) : 3;
-    for (const Shape& shape : {Shape{"3.5 KB/98 KB", 3504, 98304}, Shape{"128 B/1 KB", 128, 1024}}) {
+    for (const Shape& shape :
+         {Shape{"3.5 KB/98 KB", 3504, 98304}, Shape{"128 B/1 KB", 128, 1024}}) {
         compare(shape, seconds);
     }
     return 0;

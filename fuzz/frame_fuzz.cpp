@@ -1,7 +1,7 @@
 // Fuzz target: a whole Kvasir message through decode_frame and the decoder of its type.
 //
-// What decodes must encode again to the same bytes (unless a newer minor version appended fields), and
-// every view must lie inside the message.
+// What decodes must encode again to the same bytes (unless a newer minor version appended fields),
+// and every view must lie inside the message.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -30,8 +30,8 @@ void same(std::vector<uint8_t> encoded, std::span<const uint8_t> message) {
 }
 
 bool inside(std::span<const uint8_t> part, std::span<const uint8_t> whole) {
-    return part.empty() ||
-           (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
+    return part.empty() || (part.data() >= whole.data() &&
+                            part.data() + part.size() <= whole.data() + whole.size());
 }
 
 void check_compute(const ComputeView& view, std::span<const uint8_t> message, uint32_t request_id) {
@@ -102,7 +102,8 @@ void check_payload(const FrameView& frame, std::span<const uint8_t> message) {
             }
             break;
         case FrameType::kDrain:
-        case FrameType::kGoodbye: break;
+        case FrameType::kGoodbye:
+            break;
     }
 }
 

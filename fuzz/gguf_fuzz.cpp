@@ -1,8 +1,8 @@
 // Fuzz target: the GGUF reader and everything that inspect derives from a header.
 //
-// The input is read twice: as a whole file, and as the beginning of a much larger one (so that tensor
-// data can "exist" without being in the input). What is accepted must keep the promises that the
-// slice cutter and the engine rely on: slabs inside the file, every tensor in one class.
+// The input is read twice: as a whole file, and as the beginning of a much larger one (so that
+// tensor data can "exist" without being in the input). What is accepted must keep the promises that
+// the slice cutter and the engine rely on: slabs inside the file, every tensor in one class.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,5 @@
-// Replays a corpus through a fuzz target: every file once, and every file cut short at a few places.
+// Replays a corpus through a fuzz target: every file once, and every file cut short at a few
+// places.
 //
 // Used in all presets but fuzz, where libFuzzer brings its own main(). Fails when the corpus is
 // missing or empty, so that the test cannot pass by reading nothing.

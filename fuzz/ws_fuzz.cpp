@@ -1,7 +1,8 @@
 // Fuzz target: a byte stream through MessageReader, cut in two ways, must give the same events.
 //
-// Input: byte 0: bit 0 = server side (frames must be masked), bits 1..: seed of the cuts; the rest is the stream.
-// Also checked: messages are aligned, within the limit, and the buffer does not outgrow what arrived.
+// Input: byte 0: bit 0 = server side (frames must be masked), bits 1..: seed of the cuts; the rest
+// is the stream. Also checked: messages are aligned, within the limit, and the buffer does not
+// outgrow what arrived.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -40,8 +40,8 @@ namespace {
 namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
-using boost::system::error_code;
 using asio::ip::tcp;
+using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr uint32_t kLookupsMax = 8;  // lookups that may be under way or left behind by a deadline
@@ -51,7 +51,9 @@ std::string authority(const Endpoint& endpoint) {
     return (v6 ? "[" + endpoint.host + "]" : endpoint.host) + ":" + std::to_string(endpoint.port);
 }
 
-std::string show(const Endpoint& endpoint) { return printable(authority(endpoint)); }
+std::string show(const Endpoint& endpoint) {
+    return printable(authority(endpoint));
+}
 
 // ---- name lookup ----
 
@@ -85,8 +87,8 @@ std::pair<int, std::vector<tcp::endpoint>> look_up(const std::string& host, uint
     return {error, std::move(found)};
 }
 
-// getaddrinfo() cannot be cancelled, so it runs in a thread of its own that a deadline may leave behind;
-// kLookupsMax bounds how many there can be.
+// getaddrinfo() cannot be cancelled, so it runs in a thread of its own that a deadline may leave
+// behind; kLookupsMax bounds how many there can be.
 Result<std::vector<tcp::endpoint>> resolve(const Endpoint& endpoint, Deadline deadline) {
     error_code ec;
     if (const auto address = asio::ip::make_address(endpoint.host, ec); !ec) {
@@ -149,8 +151,9 @@ Status check_response(const Endpoint& endpoint, const Response& parser, const st
         return fail(Errc::kProtocol, show(endpoint) + ": no upgrade to WebSocket: " + what);
     };
     if (response.result() != http::status::switching_protocols) {
-        return refuse("HTTP status " + std::to_string(response.result_int()) + " " +
-                      printable(std::string_view(response.reason().data(), response.reason().size())));
+        return refuse(
+            "HTTP status " + std::to_string(response.result_int()) + " " +
+            printable(std::string_view(response.reason().data(), response.reason().size())));
     }
     if (!http::token_list(response[http::field::upgrade]).exists("websocket")) {
         return refuse("the Upgrade header is missing");
@@ -249,12 +252,12 @@ Result<MessageStream> dial(const Endpoint& endpoint, const HandshakeLimits& hand
         Result<Dialed> result = fail(Errc::kIo, show(endpoint) + ": the dial did not finish");
         std::exception_ptr thrown;
         asio::io_context context(1);
-        asio::co_spawn(context,
-                       upgrade(endpoint, std::move(*addresses), handshake.header_bytes_max, deadline),
-                       [&result, &thrown](std::exception_ptr exception, Result<Dialed> value) {
-                           thrown = exception;
-                           result = std::move(value);
-                       });
+        asio::co_spawn(
+            context, upgrade(endpoint, std::move(*addresses), handshake.header_bytes_max, deadline),
+            [&result, &thrown](std::exception_ptr exception, Result<Dialed> value) {
+                thrown = exception;
+                result = std::move(value);
+            });
         context.run();
         if (thrown) std::rethrow_exception(thrown);
         if (!result) return tl::unexpected(std::move(result.error()));

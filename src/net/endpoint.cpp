@@ -11,7 +11,9 @@ namespace {
 
 constexpr size_t kHostBytesMax = 253;
 
-std::string quoted(std::string_view text) { return "\"" + printable(text) + "\""; }
+std::string quoted(std::string_view text) {
+    return "\"" + printable(text) + "\"";
+}
 
 // Only characters that belong in a request line and a Host header: no spaces, no control bytes.
 bool plain(std::string_view text) {
@@ -25,8 +27,9 @@ Result<uint16_t> parse_port(std::string_view text, std::string_view whole) {
     unsigned value = 0;
     const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (text.empty() || ec != std::errc() || end != text.data() + text.size() || value > 65535) {
-        return fail(Errc::kUsage, quoted(whole) + ": the port must be a number from 0 to 65535, not " +
-                                      quoted(text));
+        return fail(
+            Errc::kUsage,
+            quoted(whole) + ": the port must be a number from 0 to 65535, not " + quoted(text));
     }
     return static_cast<uint16_t>(value);
 }
@@ -51,8 +54,8 @@ Result<HostPort> split(std::string_view text, std::string_view whole) {
         return fail(Errc::kUsage, quoted(whole) + ": the port is missing, write HOST:PORT");
     }
     if (text.find(':', colon + 1) != std::string_view::npos) {
-        return fail(Errc::kUsage, quoted(whole) +
-                                      ": more than one colon, write an IPv6 address in brackets");
+        return fail(Errc::kUsage,
+                    quoted(whole) + ": more than one colon, write an IPv6 address in brackets");
     }
     return HostPort{std::string(text.substr(0, colon)), text.substr(colon + 1)};
 }
@@ -76,8 +79,9 @@ Result<Endpoint> parse_host_port(std::string_view text, std::string_view whole) 
 Result<Endpoint> parse_url(const std::string& url) {
     std::string_view rest = url;
     if (rest.starts_with("wss://")) {
-        return fail(Errc::kUnsupported,
-                    quoted(url) + ": wss (TLS) is not supported yet, use ws:// inside a private network");
+        return fail(
+            Errc::kUnsupported,
+            quoted(url) + ": wss (TLS) is not supported yet, use ws:// inside a private network");
     }
     if (!rest.starts_with("ws://")) {
         return fail(Errc::kUsage, quoted(url) + ": must start with ws://, as in ws://HOST:PORT");

@@ -39,12 +39,12 @@ namespace {
 namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
-using boost::system::error_code;
 using asio::ip::tcp;
+using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // after EMFILE and the like
-constexpr auto kLingerMax = std::chrono::seconds(1);           // for a refused client to read its answer
+constexpr auto kLingerMax = std::chrono::seconds(1);  // for a refused client to read its answer
 constexpr size_t kLingerBytesMax = 64 << 10;
 
 using Request = http::request_parser<http::empty_body>;
@@ -92,7 +92,8 @@ std::optional<Response> refuse(const Request::value_type& request) {
         if (target == "/healthz" && request.method() == http::verb::get) {
             return plain_response(http::status::ok, "ok\n");
         }
-        return upgrade_required("This is a Kvasir hub: it speaks WebSocket, subprotocol kvasir.1\n");
+        return upgrade_required(
+            "This is a Kvasir hub: it speaks WebSocket, subprotocol kvasir.1\n");
     }
     if (request.method() != http::verb::get || request.version() != 11) {
         return plain_response(http::status::bad_request, "an upgrade is a GET of HTTP/1.1\n");
@@ -264,10 +265,9 @@ void ListenerImpl::open_session(tcp::socket socket) {
     }
     ++same_address;
     ++pending_;
-    asio::co_spawn(context_, session(std::move(socket), tcp::endpoint(address, peer.port())),
-                   [this, address](std::exception_ptr exception) {
-                       session_done(address, exception);
-                   });
+    asio::co_spawn(
+        context_, session(std::move(socket), tcp::endpoint(address, peer.port())),
+        [this, address](std::exception_ptr exception) { session_done(address, exception); });
 }
 
 void ListenerImpl::session_done(const asio::ip::address& address, std::exception_ptr exception) {
@@ -328,7 +328,8 @@ asio::awaitable<void> ListenerImpl::handshake(beast::tcp_stream& stream, std::st
                std::move(peer));
 }
 
-// Sends a plain response and gives the client a moment to read it: closing a socket with unread bytes resets it.
+// Sends a plain response and gives the client a moment to read it: closing a socket with unread
+// bytes resets it.
 asio::awaitable<void> ListenerImpl::answer(beast::tcp_stream& stream, Response response) {
     const auto [write_ec, written] = co_await http::async_write(stream, response, kAwait);
     if (write_ec) co_return;
@@ -350,8 +351,7 @@ Result<std::unique_ptr<Listener>> Listener::make(const Endpoint& listen, OnStrea
                                                  MessageLimits limits) {
     if (listen.tls) return fail(Errc::kUnsupported, "listening with TLS is not supported yet");
     try {
-        auto listener =
-            std::make_unique<ListenerImpl>(std::move(on_stream), handshake, limits);
+        auto listener = std::make_unique<ListenerImpl>(std::move(on_stream), handshake, limits);
         if (auto status = listener->bind(listen); !status) {
             return tl::unexpected(std::move(status.error()));
         }

@@ -14,13 +14,15 @@ using wire::WsOpcode;
 
 constexpr size_t kCapacityFirst = 256 << 10;
 constexpr size_t kGrowBytes = 1 << 20;
-constexpr size_t kReadBytesMin = 16 << 10;   // do not ask the kernel for less unless it ends a frame
-constexpr size_t kFront = 32;                // first payload address; a header fits in front of it
-constexpr uint32_t kSmallMessagesMax = 64;   // then a large buffer is given back
+constexpr size_t kReadBytesMin = 16 << 10;  // do not ask the kernel for less unless it ends a frame
+constexpr size_t kFront = 32;               // first payload address; a header fits in front of it
+constexpr uint32_t kSmallMessagesMax = 64;  // then a large buffer is given back
 
 static_assert(kFront % kMessageAlign == 0 && kFront >= wire::kWsHeaderBytesMax);
 
-bool is_control(WsOpcode opcode) { return (static_cast<uint8_t>(opcode) & 8) != 0; }
+bool is_control(WsOpcode opcode) {
+    return (static_cast<uint8_t>(opcode) & 8) != 0;
+}
 
 }  // namespace
 
@@ -87,8 +89,8 @@ Status MessageReader::grow(size_t wanted) {
 Result<std::optional<MessageReader::Event>> MessageReader::next() {
     while (true) {
         if (!header_) {
-            auto header = wire::decode_ws_header({data_.get() + begin_, end_ - begin_},
-                                                 expect_masked_);
+            auto header =
+                wire::decode_ws_header({data_.get() + begin_, end_ - begin_}, expect_masked_);
             if (!header) return tl::unexpected(std::move(header.error()));
             if (!*header) return std::nullopt;
             if (auto status = accept_header(**header); !status) {
@@ -134,8 +136,8 @@ Status MessageReader::accept_header(const WsHeader& header) {
     return {};
 }
 
-// Moves the arrived part of a message's first payload down to a multiple of kMessageAlign. What lies below
-// is its own header and bytes of messages that were already handed out.
+// Moves the arrived part of a message's first payload down to a multiple of kMessageAlign. What
+// lies below is its own header and bytes of messages that were already handed out.
 void MessageReader::align_payload() {
     const size_t shift = begin_ % kMessageAlign;
     if (shift == 0) return;
@@ -171,8 +173,7 @@ std::optional<MessageReader::Event> MessageReader::finish_frame() {
     if (in_message_) return std::nullopt;
     fragments_ = 0;
     small_messages_ = message_bytes_ < capacity_ / 4 ? small_messages_ + 1 : 0;
-    return Event{WsOpcode::kBinary,
-                 {data_.get() + message_, static_cast<size_t>(message_bytes_)}};
+    return Event{WsOpcode::kBinary, {data_.get() + message_, static_cast<size_t>(message_bytes_)}};
 }
 
 }  // namespace kvasir::net

@@ -1,8 +1,8 @@
 // MessageReader: bytes of a WebSocket connection in, whole messages and control frames out. No I/O.
 //
-// Used by MessageStream, which lets the kernel write straight into writable(). A message of one frame
-// is returned where it arrived; fragments are joined in place. Every message starts at an address
-// that is a multiple of 16, so that floats behind a 16-byte header can be read as floats.
+// Used by MessageStream, which lets the kernel write straight into writable(). A message of one
+// frame is returned where it arrived; fragments are joined in place. Every message starts at an
+// address that is a multiple of 16, so that floats behind a 16-byte header can be read as floats.
 // Thread: not thread-safe. Owns: one buffer that grows with what really arrived, never with what a
 // length claims (at most 1 MiB or twice the arrived bytes ahead), and shrinks again.
 // Limits: message_bytes_max summed over fragments, kFragmentsMax a message.
@@ -21,7 +21,8 @@
 namespace kvasir::net {
 
 constexpr size_t kMessageAlign = 16;
-constexpr uint32_t kFragmentsMax = 65536;  // empty fragments are legal, an endless row of them is not
+constexpr uint32_t kFragmentsMax =
+    65536;  // empty fragments are legal, an endless row of them is not
 
 class MessageReader {
 public:
@@ -39,8 +40,8 @@ public:
     Result<std::span<uint8_t>> writable();
     // `count` bytes of writable() were filled.
     void commit(size_t count);
-    // The next event, or nullopt when more bytes are needed. Errors: kProtocol, kLimit, kUnsupported
-    // (a text message); the reader is of no use after one.
+    // The next event, or nullopt when more bytes are needed. Errors: kProtocol, kLimit,
+    // kUnsupported (a text message); the reader is of no use after one.
     Result<std::optional<Event>> next();
 
     // True in the middle of a frame or of a fragmented message.

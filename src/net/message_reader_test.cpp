@@ -63,8 +63,8 @@ constexpr uint64_t kCap = (1 << 20) + 100;
 // Sizes at every border of the length encodings, each followed by a marker that proves that the
 // reader is still in step; whole, byte by byte, and cut at every offset of the header.
 TEST(MessageReader, SizesAtEveryBorderWhateverTheCut) {
-    const uint64_t sizes[] = {0,     1,     125,   126,   127,   128,   16383, 16384, 16385, 32767,
-                              32768, 65534, 65535, 65536, 65537, (1 << 20) + 1, kCap};
+    const uint64_t sizes[] = {0,     1,     125,   126,   127,   128,   16383,         16384, 16385,
+                              32767, 32768, 65534, 65535, 65536, 65537, (1 << 20) + 1, kCap};
     for (const bool server : {false, true}) {
         for (const uint64_t size : sizes) {
             const Bytes body = pattern(size);
@@ -227,8 +227,8 @@ RC_GTEST_PROP(MessageReader, AnyMixAnyCut, (bool server, uint32_t seed)) {
             if (below(4) == 0) key = {};
             const Bytes body(message.begin() + static_cast<long>(sent),
                              message.begin() + static_cast<long>(sent + part));
-            const Bytes piece = frame(
-                body, server, first ? WsOpcode::kBinary : WsOpcode::kContinuation, fin, key);
+            const Bytes piece =
+                frame(body, server, first ? WsOpcode::kBinary : WsOpcode::kContinuation, fin, key);
             stream.insert(stream.end(), piece.begin(), piece.end());
             sent += part;
         }

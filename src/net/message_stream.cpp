@@ -125,8 +125,8 @@ struct MessageStream::Impl {
     StreamCounters counters;
     Clock::time_point last_heard = Clock::now();
     std::chrono::milliseconds read_timeout{0};  // SO_RCVTIMEO as it is set
-    bool closed = false;         // nothing goes either way any more
-    bool write_closed = false;   // a write failed; what had arrived can still be read
+    bool closed = false;                        // nothing goes either way any more
+    bool write_closed = false;  // a write failed; what had arrived can still be read
 
     // Control frames from the peer are counted in windows of one second.
     Clock::time_point control_window = {};
@@ -231,8 +231,8 @@ void MessageStream::Impl::send_owed_pong() {
 
 // ---- receiving ----
 
-// How long a blocking recv() may wait. Coarse on purpose: deadlines differ from call to call, and an
-// unchanged power of two costs no system call.
+// How long a blocking recv() may wait. Coarse on purpose: deadlines differ from call to call, and
+// an unchanged power of two costs no system call.
 void MessageStream::Impl::set_read_timeout(Clock::duration left) {
     const auto capped = std::min<Clock::duration>(left, kBlockingWaitMax);
     const auto count = std::chrono::duration_cast<std::chrono::milliseconds>(capped).count();
@@ -274,7 +274,8 @@ Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
     return tl::unexpected(error);
 }
 
-// The next message of those that have arrived; control frames are dealt with. Errors close the stream.
+// The next message of those that have arrived; control frames are dealt with. Errors close the
+// stream.
 Result<std::optional<std::span<const uint8_t>>> MessageStream::Impl::next_message() {
     while (true) {
         auto event = reader.next();
@@ -338,8 +339,8 @@ Error MessageStream::Impl::on_close(std::span<const uint8_t> payload) {
 
 // ---- closing ----
 
-// Closing a socket with unread bytes sends a reset, which can overtake the close frame (and an ERROR
-// frame in front of it) at the peer. Reading them first makes that unlikely, and is bounded.
+// Closing a socket with unread bytes sends a reset, which can overtake the close frame (and an
+// ERROR frame in front of it) at the peer. Reading them first makes that unlikely, and is bounded.
 void MessageStream::Impl::drain() {
     std::array<uint8_t, 16384> sink;
     for (size_t total = 0; total < kDrainBytesMax;) {
@@ -397,11 +398,21 @@ MessageStream::MessageStream(MessageStream&&) noexcept = default;
 MessageStream& MessageStream::operator=(MessageStream&&) noexcept = default;
 MessageStream::~MessageStream() = default;
 
-int MessageStream::fd() const { return impl_->fd.get(); }
-bool MessageStream::closed() const { return !impl_ || impl_->closed || impl_->write_closed; }
-const StreamCounters& MessageStream::counters() const { return impl_->counters; }
-Clock::time_point MessageStream::last_heard() const { return impl_->last_heard; }
-bool MessageStream::wants_write() const { return !impl_->unsent.empty(); }
+int MessageStream::fd() const {
+    return impl_->fd.get();
+}
+bool MessageStream::closed() const {
+    return !impl_ || impl_->closed || impl_->write_closed;
+}
+const StreamCounters& MessageStream::counters() const {
+    return impl_->counters;
+}
+Clock::time_point MessageStream::last_heard() const {
+    return impl_->last_heard;
+}
+bool MessageStream::wants_write() const {
+    return !impl_->unsent.empty();
+}
 
 Status MessageStream::enqueue(std::span<const std::span<const uint8_t>> pieces) {
     if (closed()) return fail(Errc::kClosed, "the connection is closed");

@@ -1,10 +1,13 @@
 // MessageStream: WebSocket messages over a connected socket, after the upgrade.
 //
-// Used by worker and backbone (and later the relay). The socket belongs to whoever calls: there is no
-// thread and no reactor inside, so the computing thread can send and receive without a hand-over.
-// Pings are answered, pongs noted, fragments joined inside. Outgoing bytes that the kernel does not
-// take at once are kept in a bounded buffer.
+// Used by worker and backbone (and later the relay). The socket belongs to whoever calls: there is
+// no thread and no reactor inside, so the computing thread can send and receive without a
+// hand-over. Pings are answered, pongs noted, fragments joined inside. Outgoing bytes that the
+// kernel does not take at once are kept in a bounded buffer. With poll or epoll: level-triggered,
+// and call try_receive() until it gives nullopt, since whole messages may be in the buffer already.
+//
 // Thread: not thread-safe; the owner serialises (the backbone holds the session's mutex).
+//
 // Owns: the socket and two buffers. Limits: MessageLimits.
 #pragma once
 
@@ -32,7 +35,11 @@ public:
     UniqueFd& operator=(UniqueFd&& other) noexcept;
     ~UniqueFd() { reset(); }
     int get() const { return fd_; }
-    int release() { int fd = fd_; fd_ = -1; return fd; }
+    int release() {
+        int fd = fd_;
+        fd_ = -1;
+        return fd;
+    }
     void reset(int fd = -1);
     explicit operator bool() const { return fd_ >= 0; }
 
@@ -43,13 +50,13 @@ private:
 enum class Side : uint8_t { kClient, kServer };  // clients mask (with a zero key), servers do not
 
 struct MessageLimits {
-    uint64_t message_bytes_max = (uint64_t{64} << 20);     // summed over fragments, checked while streaming
-    uint64_t unsent_bytes_max = (uint64_t{128} << 20);     // enqueue() beyond this is kBusy
-    uint32_t control_per_second_max = 100;                 // pings a peer may send; more is kProtocol
+    uint64_t message_bytes_max = uint64_t{64} << 20;  // summed over fragments, while streaming
+    uint64_t unsent_bytes_max = uint64_t{128} << 20;  // enqueue() beyond this is kBusy
+    uint32_t control_per_second_max = 100;            // pings a peer may send; more is kProtocol
 };
 
 struct StreamCounters {
-    uint64_t bytes_in = 0;   // on the wire, WebSocket headers included
+    uint64_t bytes_in = 0;  // on the wire, WebSocket headers included
     uint64_t bytes_out = 0;
     uint64_t messages_in = 0;
     uint64_t messages_out = 0;
@@ -57,8 +64,9 @@ struct StreamCounters {
 
 class MessageStream {
 public:
-    // `leftover`: bytes that arrived together with the end of the HTTP upgrade. Sets TCP_NODELAY and clears
-    // O_NONBLOCK: every call inside says whether it may wait, so that receive() can wait in recv() itself.
+    // `leftover`: bytes that arrived together with the end of the HTTP upgrade. Sets TCP_NODELAY
+    // and clears O_NONBLOCK: every call inside says whether it may wait, so that receive() can wait
+    // in recv() itself.
     MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftover, MessageLimits limits = {});
     MessageStream(MessageStream&&) noexcept;
     MessageStream& operator=(MessageStream&&) noexcept;
@@ -70,8 +78,10 @@ public:
     // When the last byte arrived from the peer.
     Clock::time_point last_heard() const;
 
-    // Queues one binary message made of the concatenation of `pieces` and writes what the kernel takes now
-    // (one writev when nothing is pending: no copy). Errors: kBusy (unsent bytes over the limit; nothing queued), kClosed, kIo.
+    // Queues one binary message made of the concatenation of `pieces` and writes what the kernel
+    // takes now (one sendmsg when nothing is pending: no copy). Errors: kBusy (unsent bytes over
+    // the limit; nothing queued), kLimit (can never be sent), kClosed, kIo. After a failed write
+    // the stream is closed(), but what the peer had sent before can still be received.
     Status enqueue(std::span<const std::span<const uint8_t>> pieces);
     Status enqueue(std::span<const uint8_t> message);
     Status enqueue_ping();  // WebSocket-level ping
@@ -81,9 +91,11 @@ public:
     // Blocks until nothing is pending, or the deadline (kTimeout).
     Status flush_until(Deadline deadline);
 
-    // The next complete message, or nullopt if it has not fully arrived; never blocks. Reads as much as is there.
-    // The view is valid until the next call on this object. Errors: kClosed (peer closed or close frame), kProtocol,
-    // kLimit, kIo; after an error the stream is closed() (a close frame with the matching code was attempted).
+    // The next complete message, or nullopt if it has not fully arrived; never blocks. Reads what
+    // is there (a flood: at most 8 MiB a call). The view starts at a multiple of 16 and is valid
+    // until the next receive or try_receive. Errors: kClosed (peer closed or close frame),
+    // kProtocol, kLimit, kUnsupported (text), kIo; after an error the stream is closed() (a close
+    // frame with the matching code was attempted).
     Result<std::optional<std::span<const uint8_t>>> try_receive();
     // The same, waiting until the deadline (kTimeout leaves the stream usable).
     Result<std::span<const uint8_t>> receive(Deadline deadline);

@@ -30,7 +30,9 @@ using wire::WsOpcode;
 
 using namespace std::chrono_literals;
 
-Deadline in(std::chrono::milliseconds time) { return Clock::now() + time; }
+Deadline in(std::chrono::milliseconds time) {
+    return Clock::now() + time;
+}
 
 using FdPair = std::pair<UniqueFd, UniqueFd>;
 
@@ -87,7 +89,9 @@ Bytes read_to_end(int fd) {
     }
 }
 
-Bytes copy(std::span<const uint8_t> view) { return {view.begin(), view.end()}; }
+Bytes copy(std::span<const uint8_t> view) {
+    return {view.begin(), view.end()};
+}
 
 // S1: every size at the borders, both directions, with a marker after each.
 TEST_P(Streams, SizesAtEveryBorderBothWays) {
@@ -96,9 +100,9 @@ TEST_P(Streams, SizesAtEveryBorderBothWays) {
     limits.message_bytes_max = (2 << 20) + 7;
     MessageStream client(std::move(a), Side::kClient, {}, limits);
     MessageStream server(std::move(b), Side::kServer, {}, limits);
-    const uint64_t sizes[] = {0,     1,     125,   126,   127,   128,     16383,   16384,
-                              16385, 32767, 32768, 65535, 65536, 65537,   (1 << 20) + 1,
-                              limits.message_bytes_max};
+    const uint64_t sizes[] = {
+        0,     1,     125,   126,   127,   128,   16383,         16384,
+        16385, 32767, 32768, 65535, 65536, 65537, (1 << 20) + 1, limits.message_bytes_max};
     std::thread echo([&server] {
         while (auto message = server.receive(in(20s))) {
             const Bytes answer = copy(*message);
@@ -108,7 +112,8 @@ TEST_P(Streams, SizesAtEveryBorderBothWays) {
     for (const uint64_t size : sizes) {
         const Bytes body = pattern(size);
         const std::span<const uint8_t> whole(body);
-        const std::span<const uint8_t> pieces[] = {whole.first(size / 3), {}, whole.subspan(size / 3)};
+        const std::span<const uint8_t> pieces[] = {
+            whole.first(size / 3), {}, whole.subspan(size / 3)};
         ASSERT_TRUE(client.enqueue(pieces));
         ASSERT_TRUE(client.flush_until(in(20s)));
         ASSERT_TRUE(client.enqueue(bytes_of("marker")));
@@ -189,20 +194,31 @@ TEST_P(Streams, EveryOffenceClosesWithItsCode) {
         {"RSV bits", header({0xc2, 0x80, 0, 0, 0, 0}), Errc::kProtocol, 1002},
         {"unknown opcode", header({0x83, 0x80, 0, 0, 0, 0}), Errc::kProtocol, 1002},
         {"text", frame(bytes_of("x"), true, WsOpcode::kText), Errc::kUnsupported, 1003},
-        {"claims cap+1", header({0x82, 0xfe, 0x03, 0xe9}), Errc::kProtocol, 0},  // waits for the key
+        {"claims cap+1", header({0x82, 0xfe, 0x03, 0xe9}), Errc::kProtocol,
+         0},  // waits for the key
         {"cap+1", frame(pattern(1001), true), Errc::kLimit, 1009},
-        {"claims 2^31", header({0x82, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0}), Errc::kLimit, 1009},
-        {"claims 2^32", header({0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0}), Errc::kLimit, 1009},
-        {"claims 2^32+126", header({0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 126, 0, 0, 0, 0}), Errc::kLimit, 1009},
+        {"claims 2^31", header({0x82, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0}), Errc::kLimit,
+         1009},
+        {"claims 2^32", header({0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0}), Errc::kLimit,
+         1009},
+        {"claims 2^32+126", header({0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 126, 0, 0, 0, 0}),
+         Errc::kLimit, 1009},
         {"claims 2^63", header({0x82, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0}), Errc::kProtocol, 1002},
-        {"claims 2^64-1", header({0x82, 0xff, 255, 255, 255, 255, 255, 255, 255, 255}), Errc::kProtocol, 1002},
+        {"claims 2^64-1", header({0x82, 0xff, 255, 255, 255, 255, 255, 255, 255, 255}),
+         Errc::kProtocol, 1002},
         {"not minimal", header({0x82, 0xfe, 0, 5}), Errc::kProtocol, 1002},
         {"long ping", header({0x89, 0xfe}), Errc::kProtocol, 1002},
         {"fragmented ping", header({0x09, 0x80}), Errc::kProtocol, 1002},
         {"lone continuation", frame({}, true, WsOpcode::kContinuation), Errc::kProtocol, 1002},
         {"close of one byte", control(WsOpcode::kClose, "x", true), Errc::kProtocol, 1002},
-        {"close with code 1005", control(WsOpcode::kClose, "\x03\xed", true), Errc::kProtocol, 1002},
-        {"clean close", control(WsOpcode::kClose, "\x03\xe8" "bye", true), Errc::kClosed, 1000},
+        {"close with code 1005", control(WsOpcode::kClose, "\x03\xed", true), Errc::kProtocol,
+         1002},
+        {"clean close",
+         control(WsOpcode::kClose,
+                 "\x03\xe8"
+                 "bye",
+                 true),
+         Errc::kClosed, 1000},
         {"close without code", control(WsOpcode::kClose, "", true), Errc::kClosed, 1000},
         {"close 1001", control(WsOpcode::kClose, "\x03\xe9", true), Errc::kClosed, 1001},
     };
@@ -350,7 +366,8 @@ TEST_P(Streams, PongsDoNotPileUp) {
     });
     ASSERT_TRUE(server.receive(in(10s)));
     peer.join();
-    EXPECT_LT(server.counters().bytes_out - out, 4000000u);  // the pings were read behind a full socket
+    EXPECT_LT(server.counters().bytes_out - out,
+              4000000u);  // the pings were read behind a full socket
     std::thread flusher([&server] {
         EXPECT_TRUE(server.flush_until(in(10s)));
         EXPECT_TRUE(server.flush());
@@ -360,7 +377,8 @@ TEST_P(Streams, PongsDoNotPileUp) {
     flusher.join();
     const std::string text(all.begin(), all.end());
     size_t pongs = 0;
-    for (size_t at = text.find("\x8a\x7d"); at != std::string::npos; at = text.find("\x8a\x7d", at + 127)) {
+    for (size_t at = text.find("\x8a\x7d"); at != std::string::npos;
+         at = text.find("\x8a\x7d", at + 127)) {
         ++pongs;
     }
     EXPECT_GE(pongs, 1u);

@@ -1,8 +1,8 @@
 // SendBuffer: bytes that the kernel did not take yet, in the order they go out.
 //
-// Used by MessageStream. Large appends get a chunk of exactly their size, small ones share one, so the memory
-// is what is unsent plus at most one chunk; nothing is moved when bytes leave at the front.
-// Thread: not thread-safe. Owns: its chunks. Limits: the caller's.
+// Used by MessageStream. Large appends get a chunk of exactly their size, small ones share one, so
+// the memory is what is unsent plus at most one chunk; nothing is moved when bytes leave at the
+// front. Thread: not thread-safe. Owns: its chunks. Limits: the caller's.
 #pragma once
 
 #include <algorithm>

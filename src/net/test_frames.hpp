@@ -15,7 +15,9 @@ namespace kvasir::net::testing {
 
 using Bytes = std::vector<uint8_t>;
 
-inline Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
+inline Bytes bytes_of(std::string_view text) {
+    return {text.begin(), text.end()};
+}
 
 // Bytes that differ from place to place, so that lost or doubled ones are seen.
 inline Bytes pattern(size_t size, uint32_t seed = 1) {

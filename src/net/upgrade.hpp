@@ -1,9 +1,11 @@
 // Dialing out and accepting in: TCP + HTTP upgrade to WebSocket, then a MessageStream.
 //
-// Used by the worker (dial) and the backbone's hub (Listener). This is the only part that needs Beast (HTTP parsing);
-// whatever arrived behind the upgrade request or response is handed on as the stream's leftover.
-// Subprotocol "kvasir.1" is required both ways; any path is accepted under "/kvasir".
-// Limits: HandshakeLimits; GET /healthz gets 200, other plain HTTP 426, garbage a close; all within the deadline.
+// Used by the worker (dial) and the backbone's hub (Listener). This is the only part that needs
+// Beast (HTTP parsing); whatever arrived behind the upgrade request or response is handed on as the
+// stream's leftover. Subprotocol "kvasir.1" is required both ways; any path under "/kvasir" is
+// accepted. GET /healthz gets 200, other plain HTTP 426, garbage a close.
+//
+// Limits: HandshakeLimits; all within the deadline.
 #pragma once
 
 #include <chrono>
@@ -18,12 +20,13 @@
 namespace kvasir::net {
 
 struct Endpoint {
-    bool tls = false;        // ws:// or wss://
+    bool tls = false;  // ws:// or wss://
     std::string host;
     uint16_t port = 0;
     std::string path = "/kvasir";
 };
-// "ws://HOST:PORT[/path]"; IPv6 in brackets. Errors: kUsage naming what is wrong. wss is kUnsupported for now.
+// "ws://HOST:PORT[/path]"; IPv6 in brackets. Errors: kUsage naming what is wrong. wss is
+// kUnsupported for now.
 Result<Endpoint> parse_url(const std::string& url);
 // "HOST:PORT", ":PORT", "[::1]:PORT"; port 0 lets the system choose.
 Result<Endpoint> parse_listen(const std::string& address);
@@ -31,12 +34,12 @@ Result<Endpoint> parse_listen(const std::string& address);
 struct HandshakeLimits {
     std::chrono::milliseconds deadline{10000};  // for the whole handshake
     uint32_t header_bytes_max = 8192;
-    uint32_t pending_max = 64;                  // handshakes under way; more connections wait in the backlog
-    uint32_t pending_per_address_max = 32;      // of one IP address; more are closed at once
+    uint32_t pending_max = 64;  // handshakes under way; more connections wait in the backlog
+    uint32_t pending_per_address_max = 32;  // of one IP address; more are closed at once
 };
 
-// Blocking dial with a deadline. Errors: kIo (resolve, connect), kTimeout, kProtocol (no upgrade; says the HTTP status).
-// Thread: any, reentrant.
+// Blocking dial with a deadline. Errors: kIo (resolve, connect), kTimeout, kProtocol (no upgrade;
+// says the HTTP status). Thread: any, reentrant.
 Result<MessageStream> dial(const Endpoint& endpoint, const HandshakeLimits& handshake = {},
                            MessageLimits limits = {});
 

@@ -30,55 +30,8 @@ using testing::control;
 using testing::frame;
 using testing::pattern;
 
-Deadline in(std::chrono::milliseconds time) { return Clock::now() + time; }
-
-// ---- parsing ----
-
-TEST(Endpoint, Urls) {
-    const auto url = parse_url("ws://host:80");
-    ASSERT_TRUE(url);
-    EXPECT_EQ(url->host, "host");
-    EXPECT_EQ(url->port, 80);
-    EXPECT_EQ(url->path, "/kvasir");
-    EXPECT_EQ(parse_url("ws://[::1]:65535/kvasir/x?y=1")->host, "::1");
-    EXPECT_EQ(parse_url("ws://[::1]:65535/kvasir/x?y=1")->path, "/kvasir/x?y=1");
-    EXPECT_EQ(parse_url("ws://a:1/")->path, "/kvasir");
-    EXPECT_EQ(parse_url("wss://a:1").error().code, Errc::kUnsupported);
-    for (const char* bad : {"", "ws:/", "ws://", "http://a:1", "a:1", "ws://a", "ws://a:", "ws://a:x",
-                            "ws://a:0", "ws://a:65536", "ws://a:99999999999", "ws://a:-1", "ws://:1",
-                            "ws://a:1:2", "ws://::1:2", "ws://[::1]", "ws://[::1]2", "ws://[]:1",
-                            "ws://a b:1", "ws://a\r\nX: y:1", "ws://a:1/x y", "ws://a:1/\r\nX:y",
-                            "ws://a: 1", "ws://a:1 "}) {
-        const auto result = parse_url(bad);
-        ASSERT_FALSE(result) << bad;
-        EXPECT_EQ(result.error().code, Errc::kUsage) << bad;
-        EXPECT_EQ(result.error().detail.find('\n'), std::string::npos);
-    }
-}
-
-TEST(Endpoint, ListenAddresses) {
-    EXPECT_EQ(parse_listen(":0")->host, "");
-    EXPECT_EQ(parse_listen("127.0.0.1:7777")->port, 7777);
-    EXPECT_EQ(parse_listen("[::1]:5")->host, "::1");
-    for (const char* bad : {"", "7777", "a", "::1:5", "ws://a:1", "a:b", "a:65536"}) {
-        EXPECT_EQ(parse_listen(bad).error().code, Errc::kUsage) << bad;
-    }
-}
-
-TEST(Handshake, AcceptKeyOfTheStandard) {
-    EXPECT_EQ(websocket_accept("dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-    const std::string key = make_websocket_key();
-    EXPECT_TRUE(valid_websocket_key(key)) << key;
-    EXPECT_NE(key, make_websocket_key());
-    for (const char* bad : {"", "dGhlIHNhbXBsZSBub25jZQ=", "dGhlIHNhbXBsZSBub25jZQ", "dGhlIHNhbXBsZSBub25jZ===",
-                            "dGhlIHNhbXBsZSBub25j Q=="}) {
-        EXPECT_FALSE(valid_websocket_key(bad)) << bad;
-    }
-    EXPECT_TRUE(valid_target("/kvasir"));
-    EXPECT_TRUE(valid_target("/kvasir/a"));
-    EXPECT_TRUE(valid_target("/kvasir?a"));
-    EXPECT_FALSE(valid_target("/kvasirs"));
-    EXPECT_FALSE(valid_target("/"));
+Deadline in(std::chrono::milliseconds time) {
+    return Clock::now() + time;
 }
 
 // ---- a hub and raw sockets ----
@@ -163,8 +116,12 @@ const std::string kRequest =
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Protocol: other, kvasir.1\r\n\r\n";
 
-std::string text_of(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
-Bytes copy(std::span<const uint8_t> view) { return {view.begin(), view.end()}; }
+std::string text_of(const Bytes& bytes) {
+    return {bytes.begin(), bytes.end()};
+}
+Bytes copy(std::span<const uint8_t> view) {
+    return {view.begin(), view.end()};
+}
 
 TEST(Upgrade, DialAndListenTalk) {
     Hub hub;
@@ -186,7 +143,8 @@ TEST(Upgrade, DialAndListenTalk) {
 TEST(Upgrade, DualStackAndNames) {
     Hub hub({}, ":0");
     for (const char* host : {"127.0.0.1", "localhost", "[::1]"}) {
-        auto client = dial(*parse_url("ws://" + std::string(host) + ":" + std::to_string(hub.port())));
+        auto client =
+            dial(*parse_url("ws://" + std::string(host) + ":" + std::to_string(hub.port())));
         if (!client && std::string(host) == "[::1]") continue;  // a machine without IPv6
         ASSERT_TRUE(client) << host << ": " << client.error().detail;
         EXPECT_TRUE(hub.next()) << host;
@@ -201,12 +159,14 @@ TEST(Upgrade, FirstFramesWithTheUpgradeAtEveryPairOfCuts) {
                                text_of(control(wire::WsOpcode::kPing, "p", true));
     // Every pair near and behind the end of the request, and a grid before it.
     std::vector<size_t> cuts;
-    for (size_t i = 1; i <= stream.size(); i += i + 12 < kRequest.size() ? 23 : 1) cuts.push_back(i);
+    for (size_t i = 1; i <= stream.size(); i += i + 12 < kRequest.size() ? 23 : 1)
+        cuts.push_back(i);
     for (size_t a = 0; a < cuts.size(); ++a) {
         for (size_t b = a; b < cuts.size(); b += a % 4 == 0 ? 1 : 7) {
             UniqueFd raw = connect_to(hub.port());
             send_text(raw.get(), std::string_view(stream).substr(0, cuts[a]));
-            if (b > a) send_text(raw.get(), std::string_view(stream).substr(cuts[a], cuts[b] - cuts[a]));
+            if (b > a)
+                send_text(raw.get(), std::string_view(stream).substr(cuts[a], cuts[b] - cuts[a]));
             send_text(raw.get(), std::string_view(stream).substr(cuts[b]));
             auto server = hub.next();
             ASSERT_TRUE(server) << cuts[a] << ", " << cuts[b];
@@ -222,7 +182,8 @@ TEST(Upgrade, FirstFramesWithTheUpgradeAtEveryPairOfCuts) {
             ASSERT_TRUE(answer.starts_with("HTTP/1.1 101 ")) << answer;
             ASSERT_NE(answer.find("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), std::string::npos);
             ASSERT_NE(answer.find("Sec-WebSocket-Protocol: kvasir.1"), std::string::npos);
-            ASSERT_NE(answer.find("\r\n\r\n\x8a\x01p"), std::string::npos) << cuts[a] << ", " << cuts[b];
+            ASSERT_NE(answer.find("\r\n\r\n\x8a\x01p"), std::string::npos)
+                << cuts[a] << ", " << cuts[b];
         }
     }
 }
@@ -267,13 +228,16 @@ private:
 
 std::string response(const std::string& accept) {
     return "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-           "Sec-WebSocket-Accept: " + accept + "\r\nSec-WebSocket-Protocol: kvasir.1\r\n\r\n";
+           "Sec-WebSocket-Accept: " +
+           accept + "\r\nSec-WebSocket-Protocol: kvasir.1\r\n\r\n";
 }
 
 TEST(Upgrade, ServerFirstBytesAtEveryCut) {
-    const std::string behind = text_of(frame(pattern(200), false)) + text_of(frame(bytes_of("marker"), false));
+    const std::string behind =
+        text_of(frame(pattern(200), false)) + text_of(frame(bytes_of("marker"), false));
     std::atomic<size_t> next_cut = 0;
-    const size_t length = response(websocket_accept("dGhlIHNhbXBsZSBub25jZQ==")).size() + behind.size();
+    const size_t length =
+        response(websocket_accept("dGhlIHNhbXBsZSBub25jZQ==")).size() + behind.size();
     RawServer server([&](int fd, const std::string& accept) {
         const std::string all = response(accept) + behind;
         const size_t cut = next_cut;
@@ -299,10 +263,13 @@ TEST(Upgrade, ServersThatAreNoHubAreRefusedWithAReason) {
     const std::pair<std::string, std::string> cases[] = {
         {"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "403"},
         {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200"},
-        {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n", "Upgrade"},
-        {"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: AAAA\r\n\r\n",
+        {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+         "Upgrade"},
+        {"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+         "AAAA\r\n\r\n",
          "Sec-WebSocket-Accept"},
-        {"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: @\r\n\r\n",
+        {"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: "
+         "@\r\n\r\n",
          "kvasir.1"},
         {"SSH-2.0-OpenSSH_9.2\r\n", "not HTTP"},
         {"HTTP/1.1 101 X\r\nX: " + std::string(20000, 'x'), "answer"},
@@ -312,7 +279,8 @@ TEST(Upgrade, ServersThatAreNoHubAreRefusedWithAReason) {
     for (const auto& [text, reason] : cases) {
         RawServer server([&text](int fd, const std::string& accept) {
             std::string answer = text;
-            if (const size_t at = answer.find('@'); at != std::string::npos) answer.replace(at, 1, accept);
+            if (const size_t at = answer.find('@'); at != std::string::npos)
+                answer.replace(at, 1, accept);
             send_text(fd, answer);
         });
         const auto client = dial(server.endpoint());
@@ -383,7 +351,8 @@ TEST(Upgrade, WhateverElseArrivesGetsItsAnswer) {
         {"health", "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200 "},
         {"health 1.0", "GET /healthz HTTP/1.0\r\n\r\n", "HTTP/1.1 200 "},
         {"browser", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 426 "},
-        {"post", "POST /kvasir HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", "HTTP/1.1 426 "},
+        {"post", "POST /kvasir HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc",
+         "HTTP/1.1 426 "},
         {"path", with("/kvasir", "/other"), "HTTP/1.1 404 "},
         {"version", with("Version: 13", "Version: 8"), "HTTP/1.1 426 "},
         {"no version", without("Sec-WebSocket-Version"), "HTTP/1.1 426 "},
@@ -395,7 +364,8 @@ TEST(Upgrade, WhateverElseArrivesGetsItsAnswer) {
         {"HTTP/1.0", with("HTTP/1.1", "HTTP/1.0"), "HTTP/1.1 400 "},
         {"post upgrade", with("GET", "PUT"), "HTTP/1.1 400 "},
         {"no connection", without("Connection"), "HTTP/1.1 426 "},
-        {"long header", "GET / HTTP/1.1\r\nX: " + std::string(20000, 'x') + "\r\n\r\n", "HTTP/1.1 431 "},
+        {"long header", "GET / HTTP/1.1\r\nX: " + std::string(20000, 'x') + "\r\n\r\n",
+         "HTTP/1.1 431 "},
         {"long line", "GET /" + std::string(20000, 'x'), "HTTP/1.1 431 "},
         {"tls", std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11), ""},
         {"garbage", std::string("\x00\xff\x82\x80G\r\n\r\n", 9), ""},
@@ -442,8 +412,8 @@ TEST(Upgrade, DrippingHandshakesEndAtTheDeadlineAndOthersGoOn) {
     EXPECT_FALSE(hub.next(0ms));
 }
 
-// More silent connections than may be pending: those of one address are cut down, and when all places
-// are taken the rest wait in the backlog and are served once the deadline has freed some.
+// More silent connections than may be pending: those of one address are cut down, and when all
+// places are taken the rest wait in the backlog and are served once the deadline has freed some.
 TEST(Upgrade, PendingHandshakesAreBounded) {
     HandshakeLimits limits;
     limits.deadline = 400ms;
@@ -490,12 +460,14 @@ TEST(Upgrade, ListenerStopsWithHandshakesUnderWay) {
 TEST(Upgrade, AddressesThatCannotBeListenedOn) {
     Hub hub;
     const auto ignore = [](MessageStream, std::string) {};
-    const auto taken = Listener::make(*parse_listen("127.0.0.1:" + std::to_string(hub.port())), ignore);
+    const auto taken =
+        Listener::make(*parse_listen("127.0.0.1:" + std::to_string(hub.port())), ignore);
     ASSERT_FALSE(taken);
     EXPECT_EQ(taken.error().code, Errc::kEnvironment);
     EXPECT_NE(taken.error().detail.find(std::to_string(hub.port())), std::string::npos);
     EXPECT_EQ(Listener::make(*parse_listen("no.such.host:1"), ignore).error().code, Errc::kUsage);
-    EXPECT_EQ(Listener::make(*parse_listen("203.0.113.1:1"), ignore).error().code, Errc::kEnvironment);
+    EXPECT_EQ(Listener::make(*parse_listen("203.0.113.1:1"), ignore).error().code,
+              Errc::kEnvironment);
     const uint16_t port = hub.port();
     auto client = dial(hub.endpoint());  // leaves a socket in TIME_WAIT behind
     hub.stop();

@@ -94,9 +94,10 @@ TEST(Frame, FlagsMustBeZero) {
 
 TEST(Frame, LimitIsExact) {
     const uint64_t payload_max = kFrameBytesMax - kFrameHeaderBytes;
-    EXPECT_TRUE(decode_frame(make_message(header_of(FrameType::kResult, payload_max), payload_max)));
-    const auto over = decode_frame(
-        make_message(header_of(FrameType::kResult, payload_max + 1), payload_max + 1));
+    EXPECT_TRUE(
+        decode_frame(make_message(header_of(FrameType::kResult, payload_max), payload_max)));
+    const auto over =
+        decode_frame(make_message(header_of(FrameType::kResult, payload_max + 1), payload_max + 1));
     ASSERT_FALSE(over);
     EXPECT_EQ(over.error().code, Errc::kLimit);
 }

@@ -161,9 +161,9 @@ TEST(Messages, ProtocolDocumentShowsTheGoldenBytesAndEveryErrorCode) {
     }
     for (int i = 0; i < static_cast<int>(Errc::kCount_); ++i) {
         const ErrcInfo& info = errc_info(static_cast<Errc>(i));
-        const std::string row =
-            "| " + std::to_string(info.wire_code) + " | `" + std::string(info.name) + "` | " +
-            (info.retryable ? "yes" : "no") + " |";
+        const std::string row = "| " + std::to_string(info.wire_code) + " | `" +
+                                std::string(info.name) + "` | " + (info.retryable ? "yes" : "no") +
+                                " |";
         EXPECT_NE(text.str().find(row), std::string::npos) << "no row " << row;
     }
 }
@@ -179,17 +179,26 @@ Status decode_any(std::span<const uint8_t> message) {
         return {};
     };
     switch (frame->header.type) {
-        case FrameType::kHello: return status(decode_hello(frame->payload));
-        case FrameType::kWelcome: return status(decode_welcome(frame->payload));
-        case FrameType::kProgram: return status(decode_program_message(frame->payload));
-        case FrameType::kProgramAck: return status(decode_program_ack(frame->payload));
-        case FrameType::kCompute: return status(decode_compute(frame->payload));
-        case FrameType::kResult: return status(decode_result(frame->payload));
-        case FrameType::kError: return status(decode_error(frame->payload));
+        case FrameType::kHello:
+            return status(decode_hello(frame->payload));
+        case FrameType::kWelcome:
+            return status(decode_welcome(frame->payload));
+        case FrameType::kProgram:
+            return status(decode_program_message(frame->payload));
+        case FrameType::kProgramAck:
+            return status(decode_program_ack(frame->payload));
+        case FrameType::kCompute:
+            return status(decode_compute(frame->payload));
+        case FrameType::kResult:
+            return status(decode_result(frame->payload));
+        case FrameType::kError:
+            return status(decode_error(frame->payload));
         case FrameType::kPing:
-        case FrameType::kPong: return status(decode_token(frame->payload));
+        case FrameType::kPong:
+            return status(decode_token(frame->payload));
         case FrameType::kDrain:
-        case FrameType::kGoodbye: return {};
+        case FrameType::kGoodbye:
+            return {};
     }
     return fail(Errc::kProtocol, "unreachable");
 }
@@ -201,7 +210,9 @@ Bytes with_header_size(Bytes message) {
     return message;
 }
 
-bool has_payload(const Golden& example) { return example.encoded.size() > kFrameHeaderBytes; }
+bool has_payload(const Golden& example) {
+    return example.encoded.size() > kFrameHeaderBytes;
+}
 
 TEST(Messages, EveryCutAndEveryExtraByteIsRefused) {
     for (const Golden& example : golden()) {
@@ -211,7 +222,8 @@ TEST(Messages, EveryCutAndEveryExtraByteIsRefused) {
             EXPECT_FALSE(decode_any(cut)) << example.name << " cut to " << size;
             // A COMPUTE does not know the width of a row: fewer bytes are narrower rows, which the
             // worker compares with its own width.
-            const bool narrower = example.name == std::string("COMPUTE") && size > 48 && size % 2 == 0;
+            const bool narrower =
+                example.name == std::string("COMPUTE") && size > 48 && size % 2 == 0;
             if (size >= kFrameHeaderBytes && has_payload(example) && !narrower) {
                 const auto status = decode_any(with_header_size(cut));
                 ASSERT_FALSE(status) << example.name << " cut to " << size;
@@ -229,8 +241,8 @@ TEST(Messages, EveryCutAndEveryExtraByteIsRefused) {
 
 struct Field {
     const char* message;
-    const char* name;       // must be in the error
-    size_t offset;          // in the message
+    const char* name;  // must be in the error
+    size_t offset;     // in the message
     size_t bytes;
     std::vector<uint64_t> allowed = {};  // values that are fine here although they differ
 };
@@ -247,8 +259,8 @@ const Field kFields[] = {
     {"HELLO", "rows_max", 146, 4, {1, 511, 513, 0xffffffff}},
     {"HELLO", "pairs_max", 150, 4, {1, 4095, 4097, 0xffffffff}},
     {"HELLO", "segment_count", 154, 4},
-    {"HELLO", "segments", 166, 4, {0, 1, 7, 9}},              // begin, up to end 16
-    {"HELLO", "segments", 170, 4, {15, 17, 0xffffffff}},      // end, above begin 8
+    {"HELLO", "segments", 166, 4, {0, 1, 7, 9}},          // begin, up to end 16
+    {"HELLO", "segments", 170, 4, {15, 17, 0xffffffff}},  // end, above begin 8
     {"WELCOME", "ping_interval_ms", 28, 4, {1, 19999, 20001, 0xffffffff}},
     {"WELCOME", "build.software", 32, 2},
     {"WELCOME", "build.kernels", 89, 2},
@@ -256,7 +268,7 @@ const Field kFields[] = {
     {"PROGRAM_ACK", "detail", 22, 2},
     {"PROGRAM_ACK (refused)", "detail", 22, 2},
     {"COMPUTE", "row_count", 24, 4},
-    {"COMPUTE", "pair_count", 28, 4, {1}},                    // the second pair becomes row bytes
+    {"COMPUTE", "pair_count", 28, 4, {1}},  // the second pair becomes row bytes
     {"COMPUTE", "pairs", 32, 4, {1}},
     {"COMPUTE", "pairs", 40, 4, {0}},
     {"RESULT", "pair_count", 24, 4},
@@ -291,8 +303,8 @@ TEST(Messages, EveryCountAndLengthAtItsEdges) {
         const Bytes& good = encoded(field.message);
         const uint64_t value = get(good, field.offset, field.bytes);
         const uint64_t max = ~uint64_t{0} >> (64 - 8 * field.bytes);
-        for (const uint64_t other : {uint64_t{0}, uint64_t{1}, value - 1, value + 1, max / 2,
-                                     max / 2 + 1, max - 1, max}) {
+        for (const uint64_t other :
+             {uint64_t{0}, uint64_t{1}, value - 1, value + 1, max / 2, max / 2 + 1, max - 1, max}) {
             if (other == value || other > max) continue;
             Bytes bad = good;
             put(bad, field.offset, field.bytes, other);
@@ -317,7 +329,8 @@ TEST(Messages, ErrorsNameTheField) {
         Bytes bad = encoded(field.message);
         const bool begin = field.offset == 166;  // the largest begin makes the range empty
         const uint64_t max = ~uint64_t{0} >> (64 - 8 * field.bytes);
-        const bool zero = !begin && std::count(field.allowed.begin(), field.allowed.end(), 0) == 0 &&
+        const bool zero = !begin &&
+                          std::count(field.allowed.begin(), field.allowed.end(), 0) == 0 &&
                           std::count(field.allowed.begin(), field.allowed.end(), max) != 0;
         put(bad, field.offset, field.bytes, zero ? 0 : max);
         const auto status = decode_any(bad);
@@ -393,8 +406,8 @@ TEST(Messages, SegmentsMustAscendWithoutOverlap) {
     }
 }
 
-// Old and new builds: another major version is refused with both values before anything behind it is
-// read; a newer minor version may append fields to HELLO and WELCOME.
+// Old and new builds: another major version is refused with both values before anything behind it
+// is read; a newer minor version may append fields to HELLO and WELCOME.
 TEST(Messages, VersionMatrix) {
     for (const uint16_t major : {0, 1, 2, 65535}) {
         for (const uint16_t minor : {0, 1, 65535}) {
@@ -412,8 +425,9 @@ TEST(Messages, VersionMatrix) {
                     }
                     ASSERT_FALSE(status);
                     EXPECT_EQ(status.error().code, Errc::kVersion);
-                    for (const std::string& value : {std::to_string(major) + "." + std::to_string(minor),
-                                                     std::string("1.0")}) {
+                    for (const std::string& value :
+                         {std::to_string(major) + "." + std::to_string(minor),
+                          std::string("1.0")}) {
                         EXPECT_NE(status.error().detail.find(value), std::string::npos)
                             << status.error().detail;
                     }
@@ -432,7 +446,9 @@ std::string any_text() {
     return text.substr(0, kTextBytesMax);
 }
 
-BuildFingerprint any_build() { return {any_text(), any_text(), any_text(), any_text(), any_text()}; }
+BuildFingerprint any_build() {
+    return {any_text(), any_text(), any_text(), any_text(), any_text()};
+}
 
 bool same_build(const BuildFingerprint& a, const BuildFingerprint& b) {
     return a.software == b.software && a.engine == b.engine && a.isa == b.isa &&
@@ -499,7 +515,8 @@ RC_GTEST_PROP(Messages, SmallMessagesRoundTrip,
     RC_ASSERT(ack_back && ack_back->program == program && ack_back->status == status);
     RC_ASSERT(ack_back->detail == ack.detail);
 
-    const ErrorMessage error{static_cast<Errc>(status % static_cast<int>(Errc::kCount_)), any_text()};
+    const ErrorMessage error{static_cast<Errc>(status % static_cast<int>(Errc::kCount_)),
+                             any_text()};
     const auto error_back = decode_error(payload_of(encode_error(error, request_id)));
     RC_ASSERT(error_back && error_back->code == error.code && error_back->detail == error.detail);
 

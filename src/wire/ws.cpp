@@ -18,9 +18,13 @@ constexpr uint8_t kLength64 = 127;
 constexpr uint64_t kShortMax = 125;
 constexpr uint64_t kLength16Max = 0xffff;
 
-bool known_opcode(uint8_t value) { return value <= 2 || (value >= 8 && value <= 10); }
+bool known_opcode(uint8_t value) {
+    return value <= 2 || (value >= 8 && value <= 10);
+}
 
-bool is_control(WsOpcode opcode) { return (static_cast<uint8_t>(opcode) & 8) != 0; }
+bool is_control(WsOpcode opcode) {
+    return (static_cast<uint8_t>(opcode) & 8) != 0;
+}
 
 // Network byte order: the one place of the protocol that is big-endian.
 uint64_t read_big_endian(std::span<const uint8_t> bytes) {
@@ -48,9 +52,8 @@ Status check_start(uint8_t first, uint8_t second, bool expect_masked) {
         }
     }
     if (((second & kMaskBit) != 0) != expect_masked) {
-        return fail(Errc::kProtocol, expect_masked
-                                         ? "websocket: unmasked frame from a client"
-                                         : "websocket: masked frame from a server");
+        return fail(Errc::kProtocol, expect_masked ? "websocket: unmasked frame from a client"
+                                                   : "websocket: masked frame from a server");
     }
     return {};
 }
@@ -62,8 +65,8 @@ Result<uint64_t> extended_length(std::span<const uint8_t> bytes) {
         return fail(Errc::kProtocol, "websocket: top bit of a 64-bit length is set");
     }
     if (value <= (bytes.size() == 2 ? kShortMax : kLength16Max)) {
-        return fail(Errc::kProtocol, "websocket: length " + std::to_string(value) +
-                                         " is not in its shortest form");
+        return fail(Errc::kProtocol,
+                    "websocket: length " + std::to_string(value) + " is not in its shortest form");
     }
     return value;
 }
@@ -74,8 +77,7 @@ size_t encode_ws_header(const WsHeader& header, std::span<uint8_t> out) {
     KVASIR_CHECK(out.size() >= kWsHeaderBytesMax);
     KVASIR_CHECK(header.payload_bytes >> 63 == 0);
     const uint8_t mask_bit = header.masked ? kMaskBit : 0;
-    out[0] = static_cast<uint8_t>((header.fin ? kFinBit : 0) |
-                                  static_cast<uint8_t>(header.opcode));
+    out[0] = static_cast<uint8_t>((header.fin ? kFinBit : 0) | static_cast<uint8_t>(header.opcode));
     size_t size = 2;
     if (header.payload_bytes <= kShortMax) {
         out[1] = static_cast<uint8_t>(mask_bit | header.payload_bytes);

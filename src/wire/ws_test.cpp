@@ -25,9 +25,26 @@ WsHeader header_of(uint64_t payload_bytes, bool masked = false) {
 }
 
 // The edges of the three length forms, signed and unsigned 16/32-bit borders, and 64-bit lengths.
-const uint64_t kSizes[] = {0,     1,     125,   126,   127,   128,   16383, 16384, 16385, 32767, 32768,
-                           65535, 65536, 65537, 1 << 20, (1 << 20) + 1, (uint64_t{1} << 31) - 1,
-                           uint64_t{1} << 31, uint64_t{1} << 32, (uint64_t{1} << 32) + 126,
+const uint64_t kSizes[] = {0,
+                           1,
+                           125,
+                           126,
+                           127,
+                           128,
+                           16383,
+                           16384,
+                           16385,
+                           32767,
+                           32768,
+                           65535,
+                           65536,
+                           65537,
+                           1 << 20,
+                           (1 << 20) + 1,
+                           (uint64_t{1} << 31) - 1,
+                           uint64_t{1} << 31,
+                           uint64_t{1} << 32,
+                           (uint64_t{1} << 32) + 126,
                            (uint64_t{1} << 63) - 1};
 
 TEST(WsHeader, EverySizeInItsShortestFormWhateverTheCut) {
@@ -61,8 +78,7 @@ TEST(WsHeader, GoldenBytes) {
     EXPECT_EQ(encode(header_of(1)), (std::vector<uint8_t>{0x82, 0x01}));
     EXPECT_EQ(encode(header_of(126)), (std::vector<uint8_t>{0x82, 0x7e, 0x00, 0x7e}));
     EXPECT_EQ(encode(header_of(65535)), (std::vector<uint8_t>{0x82, 0x7e, 0xff, 0xff}));
-    EXPECT_EQ(encode(header_of(65536)),
-              (std::vector<uint8_t>{0x82, 0x7f, 0, 0, 0, 0, 0, 1, 0, 0}));
+    EXPECT_EQ(encode(header_of(65536)), (std::vector<uint8_t>{0x82, 0x7f, 0, 0, 0, 0, 0, 1, 0, 0}));
     EXPECT_EQ(encode(header_of((uint64_t{1} << 32) + 126, true)),
               (std::vector<uint8_t>{0x82, 0xff, 0, 0, 0, 1, 0, 0, 0, 126, 1, 2, 3, 4}));
     WsHeader fragment;
