@@ -14,7 +14,8 @@ void add_inspect(CLI::App& app, int& exit_code) {
     CLI::App* command = app.add_subcommand(
         "inspect", "Show a model at tensor level: its experts, their bytes, the dense rest");
     auto options = std::make_shared<moe::InspectOptions>();
-    command->add_option("model", options->path, "GGUF file; of a split model, any part")->required();
+    command->add_option("model", options->path, "GGUF file; of a split model, any part")
+        ->required();
     command->add_flag("--json", options->json, "JSON for programs");
     command->add_flag("--per-layer", options->per_layer, "list every layer in the table");
     command->callback([options, &exit_code] {
@@ -23,8 +24,9 @@ void add_inspect(CLI::App& app, int& exit_code) {
             exit_code = report_error(text.error());
             return;
         }
-        const bool is_written = std::fwrite(text->data(), 1, text->size(), stdout) == text->size() &&
-                                std::fflush(stdout) == 0;
+        const bool is_written =
+            std::fwrite(text->data(), 1, text->size(), stdout) == text->size() &&
+            std::fflush(stdout) == 0;
         if (!is_written) {
             exit_code = report_error({Errc::kIo, "standard output: cannot write the report"});
         }

@@ -42,7 +42,8 @@ TEST(Classify, ParsesNames) {
 }
 
 TEST(Classify, ParsesExpertNames) {
-    for (const SlabRole role : {SlabRole::kGate, SlabRole::kUp, SlabRole::kDown, SlabRole::kGateUp}) {
+    for (const SlabRole role :
+         {SlabRole::kGate, SlabRole::kUp, SlabRole::kDown, SlabRole::kGateUp}) {
         for (const SlabPart part : {SlabPart::kWeight, SlabPart::kBias, SlabPart::kScale}) {
             for (const uint32_t bank : {0u, 1u}) {
                 const std::string name = "blk.9.ffn_" + std::string(to_string(role)) +
@@ -56,11 +57,11 @@ TEST(Classify, ParsesExpertNames) {
             }
         }
     }
-    for (const char* name : {"blk.9.ffn_gate_exps", "blk.9.ffn_gate_exps.input_scale",
-                             "blk.9.ffn_norm_exps.weight", "blk.9.ffn_gate.weight",
-                             "blk.9.ffn_gate_shexp.weight", "blk.9.ffn_gate_inp.weight",
-                             "ffn_gate_exps.weight", "enc.blk.9.ffn_gate_exps.weight",
-                             "blk.9.ffn_gate_exps.weight.weight", "blk.09.ffn_gate_exps.weight"}) {
+    for (const char* name :
+         {"blk.9.ffn_gate_exps", "blk.9.ffn_gate_exps.input_scale", "blk.9.ffn_norm_exps.weight",
+          "blk.9.ffn_gate.weight", "blk.9.ffn_gate_shexp.weight", "blk.9.ffn_gate_inp.weight",
+          "ffn_gate_exps.weight", "enc.blk.9.ffn_gate_exps.weight",
+          "blk.9.ffn_gate_exps.weight.weight", "blk.09.ffn_gate_exps.weight"}) {
         EXPECT_FALSE(parse_expert_name(name)) << name;
     }
 }

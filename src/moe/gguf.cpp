@@ -19,41 +19,57 @@
 namespace kvasir::moe {
 namespace {
 
-constexpr uint64_t kKeyBytesMin = 8 + 1 + 4 + 1;           // length, name, type, smallest value
-constexpr uint64_t kTensorBytesMin = 8 + 1 + 4 + 4 + 8;    // length, name, dims, type, offset
+constexpr uint64_t kKeyBytesMin = 8 + 1 + 4 + 1;         // length, name, type, smallest value
+constexpr uint64_t kTensorBytesMin = 8 + 1 + 4 + 4 + 8;  // length, name, dims, type, offset
 
 // Bytes of one element; 0 for strings, arrays and unknown types.
 uint64_t scalar_bytes(uint32_t type) {
     switch (static_cast<GgufValueType>(type)) {
         case GgufValueType::kU8:
         case GgufValueType::kI8:
-        case GgufValueType::kBool: return 1;
+        case GgufValueType::kBool:
+            return 1;
         case GgufValueType::kU16:
-        case GgufValueType::kI16: return 2;
+        case GgufValueType::kI16:
+            return 2;
         case GgufValueType::kU32:
         case GgufValueType::kI32:
-        case GgufValueType::kF32: return 4;
+        case GgufValueType::kF32:
+            return 4;
         case GgufValueType::kU64:
         case GgufValueType::kI64:
-        case GgufValueType::kF64: return 8;
-        default: return 0;
+        case GgufValueType::kF64:
+            return 8;
+        default:
+            return 0;
     }
 }
 
 GgufValue decode_scalar(GgufValueType type, std::span<const uint8_t> data) {
     ByteReader reader(data);
     switch (type) {
-        case GgufValueType::kU8: return uint64_t{reader.u8()};
-        case GgufValueType::kI8: return int64_t{static_cast<int8_t>(reader.u8())};
-        case GgufValueType::kU16: return uint64_t{reader.u16()};
-        case GgufValueType::kI16: return int64_t{static_cast<int16_t>(reader.u16())};
-        case GgufValueType::kU32: return uint64_t{reader.u32()};
-        case GgufValueType::kI32: return int64_t{reader.i32()};
-        case GgufValueType::kF32: return double{reader.f32()};
-        case GgufValueType::kBool: return reader.u8() != 0;
-        case GgufValueType::kU64: return reader.u64();
-        case GgufValueType::kI64: return static_cast<int64_t>(reader.u64());
-        default: return std::bit_cast<double>(reader.u64());
+        case GgufValueType::kU8:
+            return uint64_t{reader.u8()};
+        case GgufValueType::kI8:
+            return int64_t{static_cast<int8_t>(reader.u8())};
+        case GgufValueType::kU16:
+            return uint64_t{reader.u16()};
+        case GgufValueType::kI16:
+            return int64_t{static_cast<int16_t>(reader.u16())};
+        case GgufValueType::kU32:
+            return uint64_t{reader.u32()};
+        case GgufValueType::kI32:
+            return int64_t{reader.i32()};
+        case GgufValueType::kF32:
+            return double{reader.f32()};
+        case GgufValueType::kBool:
+            return reader.u8() != 0;
+        case GgufValueType::kU64:
+            return reader.u64();
+        case GgufValueType::kI64:
+            return static_cast<int64_t>(reader.u64());
+        default:
+            return std::bit_cast<double>(reader.u64());
     }
 }
 
@@ -88,18 +104,21 @@ private:
         const std::string_view text(reinterpret_cast<const char*>(magic.data()), magic.size());
         if (text != "GGUF") {
             std::string hint = "give a .gguf file";
-            if (text == "vers") hint = "this is a Git LFS pointer: fetch the real file with git lfs pull";
+            if (text == "vers")
+                hint = "this is a Git LFS pointer: fetch the real file with git lfs pull";
             if (text == "ggml" || text == "ggjt" || text == "lmgg" || text == "tjgg") {
                 hint = "this is a model from before GGUF: convert it again";
             }
-            reader_.refuse(Errc::kBadInput, "not a GGUF file (magic '" + printable(text) + "'); " + hint);
+            reader_.refuse(Errc::kBadInput,
+                           "not a GGUF file (magic '" + printable(text) + "'); " + hint);
         }
         header_.version = reader_.u32("version");
         if (!reader_.ok() || header_.version == 2 || header_.version == 3) return;
         const bool swapped = (header_.version & 0xffff) == 0;
-        reader_.refuse(Errc::kBadInput, "GGUF version " + std::to_string(header_.version) +
-                                            (swapped ? " (big-endian file?)" : "") +
-                                            " is not supported; 2 and 3 are: convert the model again");
+        reader_.refuse(Errc::kBadInput,
+                       "GGUF version " + std::to_string(header_.version) +
+                           (swapped ? " (big-endian file?)" : "") +
+                           " is not supported; 2 and 3 are: convert the model again");
     }
 
     void check_count(uint64_t count, uint64_t count_max, uint64_t bytes_each, const char* field) {
@@ -111,7 +130,8 @@ private:
                                                 " bytes that remain (truncated or damaged)");
         } else if (count > count_max) {
             reader_.refuse(Errc::kLimit, std::string(field) + " " + std::to_string(count) +
-                                             " is above the supported " + std::to_string(count_max));
+                                             " is above the supported " +
+                                             std::to_string(count_max));
         }
     }
 
@@ -143,7 +163,8 @@ private:
         const uint32_t type = reader_.u32("value type");
         if (!reader_.ok()) return;
         if (const uint64_t width = scalar_bytes(type); width > 0) {
-            key.value = decode_scalar(static_cast<GgufValueType>(type), reader_.bytes(width, "value"));
+            key.value =
+                decode_scalar(static_cast<GgufValueType>(type), reader_.bytes(width, "value"));
         } else if (type == static_cast<uint32_t>(GgufValueType::kString)) {
             std::string text = reader_.text(kGgufTextBytesMax, "value");
             keep(text.size());
@@ -151,7 +172,8 @@ private:
         } else if (type == static_cast<uint32_t>(GgufValueType::kArray)) {
             key.value = read_array(name);
         } else {
-            reader_.refuse(Errc::kBadInput, "value type " + std::to_string(type) + " does not exist");
+            reader_.refuse(Errc::kBadInput,
+                           "value type " + std::to_string(type) + " does not exist");
         }
         if (!reader_.ok()) return;
         key.bytes = reader_.position() - key.offset;
@@ -167,7 +189,8 @@ private:
         if (!reader_.ok()) return array;
         array.element = static_cast<GgufValueType>(element);
         const bool is_text = array.element == GgufValueType::kString;
-        const uint64_t width = is_text ? 8 : scalar_bytes(element);  // 8: the length of an empty one
+        const uint64_t width =
+            is_text ? 8 : scalar_bytes(element);  // 8: the length of an empty one
         if (width == 0) {
             const bool nested = array.element == GgufValueType::kArray;
             reader_.refuse(Errc::kBadInput,
@@ -248,7 +271,8 @@ private:
         constexpr auto kElementsMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
         uint64_t elements = 1;
         for (uint32_t i = 0; i < tensor.dims; ++i) {
-            const std::string field = "ne[" + std::to_string(i) + "] = " + std::to_string(tensor.ne[i]);
+            const std::string field =
+                "ne[" + std::to_string(i) + "] = " + std::to_string(tensor.ne[i]);
             if (tensor.ne[i] == 0 || tensor.ne[i] > kElementsMax) {
                 reader_.refuse(Errc::kBadInput, field + " is not a size (1 .. 2^63-1)");
                 return;
@@ -285,12 +309,14 @@ private:
         for (GgufTensor& tensor : header_.tensors) {
             reader_.set_record("tensor '" + printable(tensor.name) + "'");
             const std::string field = "offset " + std::to_string(tensor.offset);
-            const uint64_t data_bytes = header_.file_bytes - std::min(header_.data_offset, header_.file_bytes);
+            const uint64_t data_bytes =
+                header_.file_bytes - std::min(header_.data_offset, header_.file_bytes);
             if ((tensor.offset & mask) != 0) {
                 reader_.refuse(Errc::kBadInput, field + " is not a multiple of the alignment " +
                                                     std::to_string(header_.alignment));
             } else if (tensor.offset > data_bytes || tensor.bytes > data_bytes - tensor.offset) {
-                reader_.refuse(Errc::kBadInput, field + " and size " + std::to_string(tensor.bytes) +
+                reader_.refuse(Errc::kBadInput, field + " and size " +
+                                                    std::to_string(tensor.bytes) +
                                                     " end outside the file, which has " +
                                                     std::to_string(data_bytes) +
                                                     " bytes of data (truncated? fetch it again)");

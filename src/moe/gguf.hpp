@@ -1,10 +1,10 @@
 // The bounded GGUF reader: headers of untrusted files, nothing allocated from a claimed length.
 //
 // Used by model.cpp, the slice loader and the fuzzers. Reads the header (versions 2 and 3) of one
-// shard, in chunks of 256 KiB; tensor data is never touched. Every count, length, product and sum is checked in 64 bits
-// against what the file can still hold *before* use; each error names the file and the key or
-// tensor. Thread: values. Owns: the parsed header.
-// Limits: see the constants; a header beyond them is refused with kLimit.
+// shard, in chunks of 256 KiB; tensor data is never touched. Every count, length, product and sum
+// is checked in 64 bits against what the file can still hold *before* use; each error names the
+// file and the key or tensor. Thread: values. Owns: the parsed header. Limits: see the constants; a
+// header beyond them is refused with kLimit.
 #pragma once
 
 #include <array>
@@ -31,8 +31,19 @@ constexpr uint64_t kGgufKeptBytesMax = 32 << 20;  // of all string and array val
 
 // ggml's numbering of value types in a GGUF file.
 enum class GgufValueType : uint32_t {
-    kU8 = 0, kI8 = 1, kU16 = 2, kI16 = 3, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7,
-    kString = 8, kArray = 9, kU64 = 10, kI64 = 11, kF64 = 12,
+    kU8 = 0,
+    kI8 = 1,
+    kU16 = 2,
+    kI16 = 3,
+    kU32 = 4,
+    kI32 = 5,
+    kF32 = 6,
+    kBool = 7,
+    kString = 8,
+    kArray = 9,
+    kU64 = 10,
+    kI64 = 11,
+    kF64 = 12,
 };
 
 // An array value: scalars are kept when there are at most kGgufArrayKept of them (in keys of our
@@ -56,11 +67,12 @@ struct GgufKey {
 
 struct GgufTensor {
     std::string name;
-    uint32_t type = 0;                       // ggml type number, known to be a live type
-    uint32_t dims = 0;                       // 1..4 (a scalar, 0 dimensions, counts as 1)
-    std::array<uint64_t, 4> ne = {1, 1, 1, 1};  // elements per dimension, ne[0] contiguous; all >= 1
-    uint64_t offset = 0;                     // absolute, in bytes from the start of the shard file
-    uint64_t bytes = 0;                      // exact, offset + bytes <= file size
+    uint32_t type = 0;  // ggml type number, known to be a live type
+    uint32_t dims = 0;  // 1..4 (a scalar, 0 dimensions, counts as 1)
+    std::array<uint64_t, 4> ne = {1, 1, 1,
+                                  1};  // elements per dimension, ne[0] contiguous; all >= 1
+    uint64_t offset = 0;               // absolute, in bytes from the start of the shard file
+    uint64_t bytes = 0;                // exact, offset + bytes <= file size
 };
 
 // Block size (elements) and bytes per block of a ggml type; nullopt for unknown, retired or
@@ -81,7 +93,8 @@ struct GgufHeader {
     std::map<std::string, GgufKey, std::less<>> keys;
     std::vector<GgufTensor> tensors;  // in file order; names are unique, data does not overlap
 
-    // Typed look-ups; nullopt when absent or of another type. Integers of any width convert if they fit.
+    // Typed look-ups; nullopt when absent or of another type. Integers of any width convert if they
+    // fit.
     std::optional<uint64_t> get_u64(std::string_view key) const;
     std::optional<double> get_f64(std::string_view key) const;
     std::optional<std::string_view> get_text(std::string_view key) const;

@@ -1,7 +1,7 @@
 // Bounded field reading for the GGUF parser: where header bytes come from, and checked reads.
 //
-// Used by gguf.cpp only. A Source hands out small views of the file; FieldReader checks each claimed
-// length against what the file can still hold before it uses it. Thread: values, one owner.
+// Used by gguf.cpp only. A Source hands out small views of the file; FieldReader checks each
+// claimed length against what the file can still hold before it uses it. Thread: values, one owner.
 // Owns: the file source a buffer of one chunk, not the descriptor.
 // Limits: views of kViewBytesMax, chunks of kChunkBytes, headers of kGgufHeaderBytesMax.
 #pragma once
@@ -25,14 +25,15 @@
 
 namespace kvasir::moe {
 
-inline constexpr uint64_t kViewBytesMax = 64 << 10;    // largest piece asked of a source at once
-inline constexpr size_t kChunkBytes = 256 << 10;       // read from a file at once
+inline constexpr uint64_t kViewBytesMax = 64 << 10;  // largest piece asked of a source at once
+inline constexpr size_t kChunkBytes = 256 << 10;     // read from a file at once
 
 // Where header bytes come from. A view is valid until the next call.
 class Source {
 public:
     virtual ~Source() = default;
-    // Exactly `count` <= kViewBytesMax bytes at `offset`, which the caller knows to lie in the file.
+    // Exactly `count` <= kViewBytesMax bytes at `offset`, which the caller knows to lie in the
+    // file.
     virtual Result<std::span<const uint8_t>> view(uint64_t offset, uint64_t count) = 0;
 };
 
@@ -56,7 +57,8 @@ public:
     FileSource(int fd, uint64_t file_bytes) : fd_(fd), file_bytes_(file_bytes) {}
     Result<std::span<const uint8_t>> view(uint64_t offset, uint64_t count) override {
         if (offset < base_ || offset - base_ + count > buffer_.size()) {
-            buffer_.resize(static_cast<size_t>(std::min<uint64_t>(kChunkBytes, file_bytes_ - offset)));
+            buffer_.resize(
+                static_cast<size_t>(std::min<uint64_t>(kChunkBytes, file_bytes_ - offset)));
             base_ = offset;
             size_t done = 0;
             while (done < buffer_.size()) {
@@ -150,8 +152,8 @@ private:
         if (count > remaining()) {
             refuse_length(count, field);
         } else if (position_ + count > kGgufHeaderBytesMax) {
-            refuse(Errc::kLimit, "the header is longer than " +
-                                     std::to_string(kGgufHeaderBytesMax) + " bytes");
+            refuse(Errc::kLimit,
+                   "the header is longer than " + std::to_string(kGgufHeaderBytesMax) + " bytes");
         }
         return !error_;
     }

@@ -119,7 +119,8 @@ void expect_same_as_ggml(const std::string& path) {
                 EXPECT_EQ(static_cast<int>(ours->get_array(key)->element),
                           static_cast<int>(gguf_get_arr_type(theirs.get(), i)));
                 break;
-            default: EXPECT_TRUE(ours->keys.contains(key));
+            default:
+                EXPECT_TRUE(ours->keys.contains(key));
         }
     }
     ASSERT_EQ(ours->tensors.size(), static_cast<size_t>(gguf_get_n_tensors(theirs.get())));
@@ -170,13 +171,35 @@ const Edit kEdits[] = {
     {"ne[0] = -1", "ne[0]", [](RawTensor& t) { t.ne[0] = UINT64_MAX; }},
     {"ne[1] = -32", "ne[1]", [](RawTensor& t) { t.ne[1] = static_cast<uint64_t>(-32); }},
     {"ne[2] = 2^63", "ne[2]", [](RawTensor& t) { t.ne[2] = uint64_t{1} << 63; }},
-    {"INT64_MAX with a second 2", "ne[1]", [](RawTensor& t) { t.ne = {kBig, 2}; }},
-    {"2 with a second INT64_MAX", "ne[1]", [](RawTensor& t) { t.ne = {256, kBig}; }},
-    {"product 2^62", "end outside the file", [](RawTensor& t) { t.ne = {1u << 31, 1u << 31}; }},
-    {"product 2^63", "ne[1]", [](RawTensor& t) { t.ne = {uint64_t{1} << 32, 1u << 31}; }},
-    {"product 2^64", "ne[1]", [](RawTensor& t) { t.ne = {uint64_t{1} << 32, uint64_t{1} << 32}; }},
-    {"product 2^64 in four", "ne[3]", [](RawTensor& t) { t.ne = {65536, 65536, 65536, 65536}; }},
-    {"bytes wrap, elements do not", "ne", [](RawTensor& t) { t.type = 0; t.ne = {uint64_t{1} << 62}; }},
+    {"INT64_MAX with a second 2", "ne[1]",
+     [](RawTensor& t) {
+         t.ne = {kBig, 2};
+     }},
+    {"2 with a second INT64_MAX", "ne[1]",
+     [](RawTensor& t) {
+         t.ne = {256, kBig};
+     }},
+    {"product 2^62", "end outside the file",
+     [](RawTensor& t) {
+         t.ne = {1u << 31, 1u << 31};
+     }},
+    {"product 2^63", "ne[1]",
+     [](RawTensor& t) {
+         t.ne = {uint64_t{1} << 32, 1u << 31};
+     }},
+    {"product 2^64", "ne[1]",
+     [](RawTensor& t) {
+         t.ne = {uint64_t{1} << 32, uint64_t{1} << 32};
+     }},
+    {"product 2^64 in four", "ne[3]",
+     [](RawTensor& t) {
+         t.ne = {65536, 65536, 65536, 65536};
+     }},
+    {"bytes wrap, elements do not", "ne",
+     [](RawTensor& t) {
+         t.type = 0;
+         t.ne = {uint64_t{1} << 62};
+     }},
     {"n_dims 5", "n_dims", [](RawTensor& t) { t.n_dims = 5; }},
     {"n_dims 9", "n_dims", [](RawTensor& t) { t.n_dims = 9; }},
     {"n_dims 2^32-1", "n_dims", [](RawTensor& t) { t.n_dims = UINT32_MAX; }},
@@ -273,13 +296,24 @@ RawGguf with_array(uint32_t element, uint64_t count) {
     return out.add_key("k", 9, value);
 }
 const Claim kClaims[] = {
-    {"key count", [](uint64_t n) { RawGguf f; f.key_count = n; return f; }},
-    {"tensor count", [](uint64_t n) { RawGguf f; f.tensor_count = n; return f; }},
+    {"key count",
+     [](uint64_t n) {
+         RawGguf f;
+         f.key_count = n;
+         return f;
+     }},
+    {"tensor count",
+     [](uint64_t n) {
+         RawGguf f;
+         f.tensor_count = n;
+         return f;
+     }},
     {"array length", [](uint64_t n) { return with_array(0, n); }},
     {"array length", [](uint64_t n) { return with_array(4, n); }},
     {"array length", [](uint64_t n) { return with_array(8, n); }},
     {"array length", [](uint64_t n) { return with_array(12, n); }},
-    {"value", [](uint64_t n) {
+    {"value",
+     [](uint64_t n) {
          RawGguf f;
          ByteWriter length;
          length.u64(n);
@@ -291,8 +325,9 @@ TEST(GgufHostile, HugeClaimsInTinyFilesCostNothing) {
     const TempFolder folder;
     const uint64_t before = resident_bytes();
     const auto start = std::chrono::steady_clock::now();
-    for (const uint64_t claim : {uint64_t{1} << 20, (uint64_t{1} << 31) - 1, uint64_t{1} << 31,
-                                 uint64_t{1} << 32, uint64_t{1} << 48, uint64_t{1} << 63, UINT64_MAX}) {
+    for (const uint64_t claim :
+         {uint64_t{1} << 20, (uint64_t{1} << 31) - 1, uint64_t{1} << 31, uint64_t{1} << 32,
+          uint64_t{1} << 48, uint64_t{1} << 63, UINT64_MAX}) {
         for (const Claim& kind : kClaims) {
             SCOPED_TRACE(std::string(kind.field) + " " + std::to_string(claim));
             auto bytes = kind.make(claim).header();
@@ -334,7 +369,8 @@ TEST(GgufHostile, APrefixAsksForMoreBytes) {
     ASSERT_FALSE(header);
     EXPECT_EQ(header.error().code, Errc::kLimit);
     EXPECT_THAT(header.error().detail, HasSubstr("needs more bytes"));
-    EXPECT_TRUE(parse_gguf_header(std::span(bytes).first(toy().header().size()), bytes.size(), "r"));
+    EXPECT_TRUE(
+        parse_gguf_header(std::span(bytes).first(toy().header().size()), bytes.size(), "r"));
 }
 
 TEST(GgufHostile, EveryTruncationIsAnError) {
@@ -360,7 +396,8 @@ RC_GTEST_PROP(GgufHostile, AnyDamagedByteIsAnErrorOrASaneHeader, ()) {
 // --- M6: type numbers.
 
 TEST(GgufTypes, RetiredAndUnknownNumbersAreRefusedWithAHint) {
-    for (const uint32_t type : {4u, 5u, 31u, 32u, 33u, 36u, 37u, 38u, 43u, 99u, 255u, 1u << 31, UINT32_MAX}) {
+    for (const uint32_t type :
+         {4u, 5u, 31u, 32u, 33u, 36u, 37u, 38u, 43u, 99u, 255u, 1u << 31, UINT32_MAX}) {
         SCOPED_TRACE(type);
         EXPECT_FALSE(type_info(type));
         RawGguf file = toy();
@@ -389,7 +426,10 @@ TEST(GgufLarge, OffsetsPastFourGibibytes) {
     for (int layer = 0; layer < 2; ++layer) {
         for (const char* role : {"up", "down"}) {
             RawTensor tensor{"blk." + std::to_string(layer) + ".ffn_" + role + "_exps.weight",
-                             {2, 2, 16}, 0, {}, {}};
+                             {2, 2, 16},
+                             0,
+                             {},
+                             {}};
             file.tensors.push_back(tensor);
         }
     }
@@ -401,8 +441,9 @@ TEST(GgufLarge, OffsetsPastFourGibibytes) {
     ASSERT_EQ(ftruncate(fd, int64_t{6} << 30), 0);
     for (size_t i = 0; i < 4; ++i) {
         const std::vector<uint8_t> bytes(kData, static_cast<uint8_t>(i + 1));
-        ASSERT_EQ(pwrite(fd, bytes.data(), kData, static_cast<off_t>(data + *file.tensors[i].offset)),
-                  static_cast<ssize_t>(kData));
+        ASSERT_EQ(
+            pwrite(fd, bytes.data(), kData, static_cast<off_t>(data + *file.tensors[i].offset)),
+            static_cast<ssize_t>(kData));
     }
     close(fd);
     const auto model = open_model(path);
@@ -411,8 +452,8 @@ TEST(GgufLarge, OffsetsPastFourGibibytes) {
     ASSERT_TRUE(mapping) << mapping.error().detail;
     for (size_t i = 0; i < 4; ++i) {
         const ExpertBank& bank = model->banks[i / 2];
-        const SlabTensor* tensor = bank.find(i % 2 == 0 ? SlabRole::kUp : SlabRole::kDown,
-                                             SlabPart::kWeight);
+        const SlabTensor* tensor =
+            bank.find(i % 2 == 0 ? SlabRole::kUp : SlabRole::kDown, SlabPart::kWeight);
         ASSERT_NE(tensor, nullptr);
         EXPECT_EQ(tensor->offset, data + *file.tensors[i].offset);
         for (uint32_t expert = 0; expert < bank.experts; ++expert) {

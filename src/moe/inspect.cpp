@@ -74,7 +74,8 @@ BudgetReport fill_budget(const std::vector<LayerReport>& banks, uint64_t budget)
         bytes_of_layer[bank.key.layer] += bank.bytes;
     }
     for (const auto& [bytes, count] : experts_by_bytes) {
-        const uint64_t fits = std::min(count, (budget - report.experts_bytes) / std::max(bytes, uint64_t{1}));
+        const uint64_t fits =
+            std::min(count, (budget - report.experts_bytes) / std::max(bytes, uint64_t{1}));
         report.experts += fits;
         report.experts_bytes += fits * bytes;
     }
@@ -90,17 +91,28 @@ BudgetReport fill_budget(const std::vector<LayerReport>& banks, uint64_t budget)
 
 const char* class_label(TensorClass tensor_class) {
     switch (tensor_class) {
-        case TensorClass::kExpert: return "experts";
-        case TensorClass::kAttention: return "attention";
-        case TensorClass::kRecurrent: return "recurrent";
-        case TensorClass::kNorm: return "norms";
-        case TensorClass::kRouter: return "router";
-        case TensorClass::kSharedExpert: return "shared expert";
-        case TensorClass::kDenseFfn: return "dense FFN";
-        case TensorClass::kEmbedding: return "embeddings";
-        case TensorClass::kOutput: return "output";
-        case TensorClass::kOther: return "other";
-        case TensorClass::kCount_: break;
+        case TensorClass::kExpert:
+            return "experts";
+        case TensorClass::kAttention:
+            return "attention";
+        case TensorClass::kRecurrent:
+            return "recurrent";
+        case TensorClass::kNorm:
+            return "norms";
+        case TensorClass::kRouter:
+            return "router";
+        case TensorClass::kSharedExpert:
+            return "shared expert";
+        case TensorClass::kDenseFfn:
+            return "dense FFN";
+        case TensorClass::kEmbedding:
+            return "embeddings";
+        case TensorClass::kOutput:
+            return "output";
+        case TensorClass::kOther:
+            return "other";
+        case TensorClass::kCount_:
+            break;
     }
     return "?";
 }
@@ -112,7 +124,9 @@ double share(uint64_t part, uint64_t whole) {
 // "86 %", but "0.4 %" where whole numbers would say nothing.
 std::string percent_text(double fraction) {
     const double percent = fraction * 100;
-    return print(percent >= 9.95 || percent == 0 ? "%.0f %%" : percent >= 0.1 ? "%.1f %%" : "%.3f %%",
+    return print(percent >= 9.95 || percent == 0 ? "%.0f %%"
+                 : percent >= 0.1                ? "%.1f %%"
+                                                 : "%.3f %%",
                  percent);
 }
 
@@ -121,8 +135,8 @@ std::string head_text(const InspectReport& report) {
     if (report.files > 1) out += " and " + count_text(report.files - 1) + " more files";
     out += "\n";
     if (!report.name.empty()) out += "name        " + printable(report.name) + "\n";
-    out += "arch        " + printable(report.arch) + ", hidden width " + std::to_string(report.n_embd) +
-           "\n";
+    out += "arch        " + printable(report.arch) + ", hidden width " +
+           std::to_string(report.n_embd) + "\n";
     if (!report.slice_model_id.empty()) {
         out += "slice of    " + report.slice_model_id + "\n";
     }
@@ -140,9 +154,9 @@ std::string head_text(const InspectReport& report) {
         out += " mean (" + bytes_text(static_cast<double>(report.expert_bytes_min)) + " .. " +
                bytes_text(static_cast<double>(report.expert_bytes_max)) + ")";
     }
-    return out + "\nshare       " + percent_text(report.share_experts) + " of the bytes are experts: " +
-           bytes_text(static_cast<double>(report.bytes_experts)) + " of " +
-           bytes_text(static_cast<double>(report.bytes_total)) + "\n";
+    return out + "\nshare       " + percent_text(report.share_experts) +
+           " of the bytes are experts: " + bytes_text(static_cast<double>(report.bytes_experts)) +
+           " of " + bytes_text(static_cast<double>(report.bytes_total)) + "\n";
 }
 
 std::string classes_text(const InspectReport& report) {
@@ -169,8 +183,8 @@ std::string budgets_text(const InspectReport& report) {
 }
 
 std::string slabs_text(const SlabReport& slabs) {
-    std::string out = "\nslabs       " + count_text(slabs.slabs) + " in " + count_text(slabs.tensors) +
-                      " tensors: ";
+    std::string out = "\nslabs       " + count_text(slabs.slabs) + " in " +
+                      count_text(slabs.tensors) + " tensors: ";
     if (slabs.ok()) return out + "contiguous, block-aligned, inside the file\n";
     return out + count_text(slabs.not_contiguous) + " not contiguous, " +
            count_text(slabs.not_block_aligned) + " not block-aligned, " +
@@ -286,7 +300,8 @@ std::string inspect_text(const InspectReport& report, bool per_layer) {
         out += layers_text(report, per_layer);
         out += slabs_text(report.slabs);
     }
-    for (const std::string& warning : report.warnings) out += "warning     " + printable(warning) + "\n";
+    for (const std::string& warning : report.warnings)
+        out += "warning     " + printable(warning) + "\n";
     return out;
 }
 
@@ -299,15 +314,21 @@ std::string inspect_json(const InspectReport& report) {
     }
     ordered_json layers = ordered_json::array();
     for (const LayerReport& layer : report.per_layer) {
-        layers.push_back({{"layer", layer.key.layer}, {"bank", layer.key.bank},
-                          {"experts", layer.experts}, {"mtp", layer.is_mtp},
-                          {"layout", layer.layout}, {"types", layer.types},
-                          {"expert_bytes", layer.expert_bytes}, {"bytes", layer.bytes}});
+        layers.push_back({{"layer", layer.key.layer},
+                          {"bank", layer.key.bank},
+                          {"experts", layer.experts},
+                          {"mtp", layer.is_mtp},
+                          {"layout", layer.layout},
+                          {"types", layer.types},
+                          {"expert_bytes", layer.expert_bytes},
+                          {"bytes", layer.bytes}});
     }
     ordered_json budgets = ordered_json::array();
     for (const BudgetReport& budget : report.budgets) {
-        budgets.push_back({{"budget_bytes", budget.budget_bytes}, {"experts", budget.experts},
-                           {"experts_bytes", budget.experts_bytes}, {"layers", budget.layers},
+        budgets.push_back({{"budget_bytes", budget.budget_bytes},
+                           {"experts", budget.experts},
+                           {"experts_bytes", budget.experts_bytes},
+                           {"layers", budget.layers},
                            {"layers_bytes", budget.layers_bytes}});
     }
     ordered_json warnings = ordered_json::array();
@@ -334,10 +355,13 @@ std::string inspect_json(const InspectReport& report) {
         {"expert_bytes_max", report.expert_bytes_max},
         {"classes", classes},
         {"budgets", budgets},
-        {"slabs", {{"tensors", report.slabs.tensors}, {"count", report.slabs.slabs},
-                   {"not_contiguous", report.slabs.not_contiguous},
-                   {"not_block_aligned", report.slabs.not_block_aligned},
-                   {"outside_file", report.slabs.outside_file}, {"ok", report.slabs.ok()}}},
+        {"slabs",
+         {{"tensors", report.slabs.tensors},
+          {"count", report.slabs.slabs},
+          {"not_contiguous", report.slabs.not_contiguous},
+          {"not_block_aligned", report.slabs.not_block_aligned},
+          {"outside_file", report.slabs.outside_file},
+          {"ok", report.slabs.ok()}}},
         {"warnings", warnings},
         {"per_layer", layers},
     };

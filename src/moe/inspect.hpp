@@ -35,9 +35,9 @@ struct LayerReport {
 // What a node with `budget_bytes` could hold, smallest first.
 struct BudgetReport {
     uint64_t budget_bytes = 0;
-    uint64_t experts = 0;        // at expert grain
+    uint64_t experts = 0;  // at expert grain
     uint64_t experts_bytes = 0;
-    uint64_t layers = 0;         // at the grain of all experts of a layer
+    uint64_t layers = 0;  // at the grain of all experts of a layer
     uint64_t layers_bytes = 0;
 };
 
@@ -66,7 +66,7 @@ struct InspectReport {
     uint64_t experts_total = 0;
     uint64_t bytes_total = 0;
     uint64_t bytes_experts = 0;
-    double share_experts = 0;        // of all tensor bytes, 0..1
+    double share_experts = 0;  // of all tensor bytes, 0..1
     uint64_t expert_bytes_min = 0;
     double expert_bytes_mean = 0;
     uint64_t expert_bytes_max = 0;

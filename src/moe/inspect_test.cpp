@@ -57,7 +57,8 @@ TEST(Inspect, ReportOfAToy) {
     EXPECT_EQ(report.slabs.slabs, 96u);
     EXPECT_EQ(report.slabs.tensors, 12u);
     EXPECT_TRUE(report.per_layer.back().is_mtp);
-    EXPECT_NEAR(report.share_experts, double(report.bytes_experts) / double(report.bytes_total), 1e-12);
+    EXPECT_NEAR(report.share_experts, double(report.bytes_experts) / double(report.bytes_total),
+                1e-12);
 }
 
 // 42 MB holds 8 experts of 5 MB and 42 of 1 MB; whole layers only where all of one fits.
@@ -150,7 +151,8 @@ TEST(Inspect, UntrustedTextIsMadePrintable) {
     toy.arch = "t\x1b[31m\xff";
     const InspectReport report = make_report(open(toy.make()));
     for (const std::string& text : {inspect_text(report, true), inspect_json(report)}) {
-        EXPECT_TRUE(std::ranges::all_of(text, [](char c) { return c == '\n' || (c >= 32 && c < 127); }));
+        EXPECT_TRUE(
+            std::ranges::all_of(text, [](char c) { return c == '\n' || (c >= 32 && c < 127); }));
     }
 }
 

@@ -15,7 +15,9 @@ tl::unexpected<Error> refuse(const std::string& where, const std::string& what,
     return fail(code, where + ": " + what);
 }
 
-std::string text(uint64_t number) { return std::to_string(number); }
+std::string text(uint64_t number) {
+    return std::to_string(number);
+}
 
 // Cuts one stacked tensor into slabs.
 Result<SlabTensor> cut_tensor(const GgufHeader& shard, uint32_t shard_index,
@@ -28,8 +30,10 @@ Result<SlabTensor> cut_tensor(const GgufHeader& shard, uint32_t shard_index,
                                  " whole slabs");
     }
     if (experts > kBankExpertsMax) {
-        return refuse(where, "has " + text(experts) + " experts, above the supported " +
-                                 text(kBankExpertsMax), Errc::kLimit);
+        return refuse(
+            where,
+            "has " + text(experts) + " experts, above the supported " + text(kBankExpertsMax),
+            Errc::kLimit);
     }
     SlabTensor slab;
     slab.name = tensor.name;
@@ -56,7 +60,9 @@ Result<SlabTensor> cut_tensor(const GgufHeader& shard, uint32_t shard_index,
     return slab;
 }
 
-std::string layer_text(LayerKey key) { return "layer " + to_string(key); }
+std::string layer_text(LayerKey key) {
+    return "layer " + to_string(key);
+}
 
 // The matrices of one expert fit each other and none is missing.
 Status check_bank(const std::string& path, const ExpertBank& bank) {
@@ -70,18 +76,20 @@ Status check_bank(const std::string& path, const ExpertBank& bank) {
     for (const SlabTensor& tensor : bank.tensors) {
         const SlabTensor* matrix = weight(tensor.role);
         if (matrix == nullptr) {
-            return refuse(where, "has '" + printable(tensor.name) + "' without its weight tensor: "
-                                 "a tensor is missing from the model");
+            return refuse(where, "has '" + printable(tensor.name) +
+                                     "' without its weight tensor: "
+                                     "a tensor is missing from the model");
         }
         if (tensor.part == SlabPart::kBias && tensor.n_out != matrix->n_out) {
-            return refuse(where, "tensor '" + printable(tensor.name) + "': ne[0] = " +
-                                     text(tensor.n_out) + " but the weight has " +
+            return refuse(where, "tensor '" + printable(tensor.name) +
+                                     "': ne[0] = " + text(tensor.n_out) + " but the weight has " +
                                      text(matrix->n_out) + " rows");
         }
     }
     if (gate_up != nullptr && (gate != nullptr || up != nullptr)) {
-        return refuse(where, "has ffn_gate_up" + stem + " beside a separate gate or up tensor; "
-                             "only one of the two layouts can be meant");
+        return refuse(where, "has ffn_gate_up" + stem +
+                                 " beside a separate gate or up tensor; "
+                                 "only one of the two layouts can be meant");
     }
     if (down == nullptr || (up == nullptr && gate_up == nullptr)) {
         return refuse(where, std::string("tensor ffn_") + (down == nullptr ? "down" : "up") + stem +
@@ -143,8 +151,10 @@ Result<std::vector<ExpertBank>> lay_out_banks(const std::vector<GgufHeader>& sha
                 return refuse(where, "the name appears twice");
             }
             if (experts_total > kModelExpertsMax) {
-                return refuse(where, "brings the model above the supported " +
-                                         text(kModelExpertsMax) + " experts", Errc::kLimit);
+                return refuse(
+                    where,
+                    "brings the model above the supported " + text(kModelExpertsMax) + " experts",
+                    Errc::kLimit);
             }
             bank.tensors.push_back(std::move(*slab));
         }

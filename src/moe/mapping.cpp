@@ -69,7 +69,9 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
     return *this;
 }
 
-Mapping::~Mapping() { unmap(shards_); }
+Mapping::~Mapping() {
+    unmap(shards_);
+}
 
 std::span<const uint8_t> Mapping::tensor(const ExpertBank& bank, const SlabTensor& tensor) const {
     KVASIR_CHECK(tensor.shard < shards_.size());

@@ -2,8 +2,8 @@
 //
 // Used by the engine (weights without a copy), manifest and verify. Pages are touched on demand, so
 // a model larger than RAM can be mapped. Thread: immutable after make(); reads from any thread.
-// Owns: the mappings; spans handed out are valid while it lives. A file that shrinks under a mapping raises SIGBUS, so
-// sizes are re-checked against fstat when mapping.
+// Owns: the mappings; spans handed out are valid while it lives. A file that shrinks under a
+// mapping raises SIGBUS, so sizes are re-checked against fstat when mapping.
 #pragma once
 
 #include <cstdint>

@@ -13,9 +13,13 @@
 namespace kvasir::moe {
 namespace {
 
-std::string text(uint64_t number) { return std::to_string(number); }
+std::string text(uint64_t number) {
+    return std::to_string(number);
+}
 
-tl::unexpected<Error> bad(const std::string& detail) { return fail(Errc::kBadInput, detail); }
+tl::unexpected<Error> bad(const std::string& detail) {
+    return fail(Errc::kBadInput, detail);
+}
 
 // Counts past 32 bits are nonsense in these keys; the tensors decide anyway.
 uint32_t small(std::optional<uint64_t> value) {
@@ -50,7 +54,8 @@ private:
         if (model_.shards.empty()) return bad("a model without files");
         const auto arch = head().get_text("general.architecture");
         if (!arch || arch->empty()) {
-            return bad(where() + ": key 'general.architecture' is missing; is this really a model?");
+            return bad(where() +
+                       ": key 'general.architecture' is missing; is this really a model?");
         }
         model_.arch = *arch;
         model_.name = head().get_text("general.name").value_or("");
@@ -58,7 +63,8 @@ private:
         model_.experts_used = small(number("expert_used_count"));
         if (const GgufArray* per_layer = head().get_array(key("expert_used_count"))) {
             for (const int64_t used : per_layer->integers) {
-                model_.experts_used = std::max(model_.experts_used, small(std::max<int64_t>(used, 0)));
+                model_.experts_used =
+                    std::max(model_.experts_used, small(std::max<int64_t>(used, 0)));
             }
         }
         return {};
@@ -82,7 +88,8 @@ private:
         if (!declared || *declared == found) return {};
         const std::string line = "split.tensors.count says " + text(*declared) + " tensors, " +
                                  text(found) + " are there";
-        if (model_.shards.size() > 1) return bad(where() + ": " + line + ": parts of different models?");
+        if (model_.shards.size() > 1)
+            return bad(where() + ": " + line + ": parts of different models?");
         warn(line);
         return {};
     }
@@ -92,16 +99,18 @@ private:
             for (const GgufTensor& tensor : shard.tensors) {
                 if (!is_one_tensor_per_expert(tensor.name)) continue;
                 return fail(Errc::kUnsupported,
-                            describe(shard, tensor) + " is in the old layout of one tensor per "
-                            "expert; convert the model again with a current llama.cpp, which "
-                            "stacks experts (ffn_*_exps)");
+                            describe(shard, tensor) +
+                                " is in the old layout of one tensor per "
+                                "expert; convert the model again with a current llama.cpp, which "
+                                "stacks experts (ffn_*_exps)");
             }
         }
         auto banks = lay_out_banks(model_.shards);
         if (!banks) return tl::unexpected<Error>(std::move(banks.error()));
         model_.banks = std::move(*banks);
         expert_count_ = small(number("expert_count"));
-        for (const ExpertBank& bank : model_.banks) bank_experts_ = std::max(bank_experts_, bank.experts);
+        for (const ExpertBank& bank : model_.banks)
+            bank_experts_ = std::max(bank_experts_, bank.experts);
         return {};
     }
 
@@ -111,9 +120,10 @@ private:
             for (const GgufTensor& tensor : shard.tensors) {
                 const auto found = classify_tensor(tensor, n_expert);
                 if (!found) {
-                    return bad(describe(shard, tensor) +
-                               " has an expert dimension or an expert name, but is no kind of expert "
-                               "tensor this version knows; it will not guess how to cut it");
+                    return bad(
+                        describe(shard, tensor) +
+                        " has an expert dimension or an expert name, but is no kind of expert "
+                        "tensor this version knows; it will not guess how to cut it");
                 }
                 ClassTotal& total = model_.totals[static_cast<size_t>(*found)];
                 total.tensors += 1;
@@ -135,7 +145,8 @@ private:
         for (const auto& [layer, experts] : routers_) {
             const ExpertBank* bank = model_.find_bank({layer, 0});
             if (bank == nullptr) {
-                return bad(where() + ": layer " + text(layer) + " has a router (ffn_gate_inp) but its "
+                return bad(where() + ": layer " + text(layer) +
+                           " has a router (ffn_gate_inp) but its "
                            "expert tensors (ffn_*_exps) are missing from the model");
             }
             if (bank->experts != experts && !model_.is_slice) {
@@ -150,8 +161,9 @@ private:
         if (!head().keys.contains("kvasir.version")) return {};
         model_.is_slice = true;
         if (head().get_u64("kvasir.version") != uint64_t{1}) {
-            return fail(Errc::kUnsupported, where() + ": key 'kvasir.version': this is a slice of "
-                                            "another Kvasir version; cut it again");
+            return fail(Errc::kUnsupported, where() +
+                                                ": key 'kvasir.version': this is a slice of "
+                                                "another Kvasir version; cut it again");
         }
         // Absent in a slice that was cut without hashing the whole model.
         if (head().keys.contains("kvasir.model_id")) {
@@ -168,8 +180,8 @@ private:
                        text(model_.banks.size()) + " banks");
         }
         if (ids == nullptr || ids->integers.size() != model_.experts_total()) {
-            return bad(where() + ": key 'kvasir.expert_ids' must hold " + text(model_.experts_total()) +
-                       " numbers, one for each expert");
+            return bad(where() + ": key 'kvasir.expert_ids' must hold " +
+                       text(model_.experts_total()) + " numbers, one for each expert");
         }
         return place_global_ids(banks->integers, ids->integers);
     }
@@ -215,8 +227,8 @@ private:
 
     void compare_with_metadata() {
         if (model_.layers_total < layers_seen_) {
-            warn(key("block_count") + " says " + text(model_.layers_total) + " layers, tensors name " +
-                 text(layers_seen_));
+            warn(key("block_count") + " says " + text(model_.layers_total) +
+                 " layers, tensors name " + text(layers_seen_));
         }
         const uint32_t mtp = small(number("nextn_predict_layers"));
         if (mtp_seen_.size() > mtp) {
@@ -269,36 +281,54 @@ private:
 
 std::string_view to_string(SlabRole role) {
     switch (role) {
-        case SlabRole::kGate: return "gate";
-        case SlabRole::kUp: return "up";
-        case SlabRole::kDown: return "down";
-        case SlabRole::kGateUp: return "gate_up";
+        case SlabRole::kGate:
+            return "gate";
+        case SlabRole::kUp:
+            return "up";
+        case SlabRole::kDown:
+            return "down";
+        case SlabRole::kGateUp:
+            return "gate_up";
     }
     return "?";
 }
 
 std::string_view to_string(SlabPart part) {
     switch (part) {
-        case SlabPart::kWeight: return "weight";
-        case SlabPart::kBias: return "bias";
-        case SlabPart::kScale: return "scale";
+        case SlabPart::kWeight:
+            return "weight";
+        case SlabPart::kBias:
+            return "bias";
+        case SlabPart::kScale:
+            return "scale";
     }
     return "?";
 }
 
 std::string_view to_string(TensorClass tensor_class) {
     switch (tensor_class) {
-        case TensorClass::kExpert: return "expert";
-        case TensorClass::kAttention: return "attention";
-        case TensorClass::kRecurrent: return "recurrent";
-        case TensorClass::kNorm: return "norm";
-        case TensorClass::kRouter: return "router";
-        case TensorClass::kSharedExpert: return "shared_expert";
-        case TensorClass::kDenseFfn: return "dense_ffn";
-        case TensorClass::kEmbedding: return "embedding";
-        case TensorClass::kOutput: return "output";
-        case TensorClass::kOther: return "other";
-        case TensorClass::kCount_: break;
+        case TensorClass::kExpert:
+            return "expert";
+        case TensorClass::kAttention:
+            return "attention";
+        case TensorClass::kRecurrent:
+            return "recurrent";
+        case TensorClass::kNorm:
+            return "norm";
+        case TensorClass::kRouter:
+            return "router";
+        case TensorClass::kSharedExpert:
+            return "shared_expert";
+        case TensorClass::kDenseFfn:
+            return "dense_ffn";
+        case TensorClass::kEmbedding:
+            return "embedding";
+        case TensorClass::kOutput:
+            return "output";
+        case TensorClass::kOther:
+            return "other";
+        case TensorClass::kCount_:
+            break;
     }
     return "?";
 }
@@ -320,7 +350,8 @@ std::string ExpertBank::layout_name() const {
     std::string out;
     bool has_bias = false;
     bool has_scale = false;
-    for (const SlabRole role : {SlabRole::kGateUp, SlabRole::kGate, SlabRole::kUp, SlabRole::kDown}) {
+    for (const SlabRole role :
+         {SlabRole::kGateUp, SlabRole::kGate, SlabRole::kUp, SlabRole::kDown}) {
         has_bias = has_bias || find(role, SlabPart::kBias) != nullptr;
         has_scale = has_scale || find(role, SlabPart::kScale) != nullptr;
         if (find(role, SlabPart::kWeight) == nullptr) continue;

@@ -168,8 +168,10 @@ TEST(ModelLayouts, ImpossibleBanksAreRefused) {
         }
         return file;
     };
-    expect_refused(without("blk.2.ffn_down_exps.weight"), {"layer 2", "ffn_down_exps.weight is missing"});
-    expect_refused(without("blk.2.ffn_up_exps.weight"), {"layer 2", "ffn_up_exps.weight is missing"});
+    expect_refused(without("blk.2.ffn_down_exps.weight"),
+                   {"layer 2", "ffn_down_exps.weight is missing"});
+    expect_refused(without("blk.2.ffn_up_exps.weight"),
+                   {"layer 2", "ffn_up_exps.weight is missing"});
     RawGguf both = ToyMoe{}.make();
     both.add_tensor("blk.0.ffn_gate_up_exps.weight", {64, 192, 8});
     expect_refused(both, {"layer 0", "beside"});
@@ -179,11 +181,14 @@ TEST(ModelLayouts, ImpossibleBanksAreRefused) {
     RawGguf long_bias = ToyMoe{}.make();
     long_bias.add_tensor("blk.0.ffn_up_exps.bias", {95, 8});
     expect_refused(long_bias, {"ffn_up_exps.bias", "95"});
-    expect_refused(with_shape("blk.1.ffn_up_exps.weight", {64, 96, 7}), {"7 experts", "blk.1.ffn_up_exps"});
+    expect_refused(with_shape("blk.1.ffn_up_exps.weight", {64, 96, 7}),
+                   {"7 experts", "blk.1.ffn_up_exps"});
     expect_refused(with_shape("blk.1.ffn_up_exps.weight", {64, 80, 8}), {"different shapes"});
     expect_refused(with_shape("blk.1.ffn_down_exps.weight", {80, 64, 8}), {"ffn_down_exps", "80"});
-    expect_refused(with_shape("blk.1.ffn_down_exps.weight", {96, 64, 8, 2}), {"ffn_down_exps", "dimensions"});
-    expect_refused(with_shape("blk.1.ffn_up_exps.weight", {1, 1, 70000}), {"70000 experts"}, Errc::kLimit);
+    expect_refused(with_shape("blk.1.ffn_down_exps.weight", {96, 64, 8, 2}),
+                   {"ffn_down_exps", "dimensions"});
+    expect_refused(with_shape("blk.1.ffn_up_exps.weight", {1, 1, 70000}), {"70000 experts"},
+                   Errc::kLimit);
     RawGguf odd = ToyMoe{}.keys();
     odd.add_tensor("blk.0.ffn_gate_up_exps.weight", {64, 191, 8});
     odd.add_tensor("blk.0.ffn_down_exps.weight", {95, 64, 8});
@@ -196,9 +201,12 @@ TEST(ModelLayouts, ImpossibleBanksAreRefused) {
 // --- M3: which layers have experts.
 
 TEST(ModelLayers, DenseMasksFollowTheTensors) {
-    for (const std::vector<bool>& mask : std::vector<std::vector<bool>>{
-             {false, true, true, true}, {true, false, true, false}, {false, false, false, true},
-             {true, true, true, true}, {false, false, false, false}}) {
+    for (const std::vector<bool>& mask :
+         std::vector<std::vector<bool>>{{false, true, true, true},
+                                        {true, false, true, false},
+                                        {false, false, false, true},
+                                        {true, true, true, true},
+                                        {false, false, false, false}}) {
         const auto first = static_cast<uint32_t>(std::ranges::find(mask, true) - mask.begin());
         for (const std::optional<uint32_t> leading :
              {std::optional<uint32_t>(), std::optional(first), std::optional(first + 1)}) {
@@ -224,7 +232,8 @@ TEST(ModelLayers, DenseMasksFollowTheTensors) {
 TEST(ModelLayers, ARouterWithoutExpertsMeansMissingTensors) {
     RawGguf file = ToyMoe{}.make();
     std::erase_if(file.tensors, [](const RawTensor& tensor) {
-        return tensor.name.starts_with("blk.3.ffn_") && tensor.name.find("_exps") != std::string::npos;
+        return tensor.name.starts_with("blk.3.ffn_") &&
+               tensor.name.find("_exps") != std::string::npos;
     });
     expect_refused(file, {"layer 3", "missing"});
 }
@@ -256,7 +265,8 @@ TEST(ModelLayers, MetadataThatDisagreesIsTold) {
     file.tensors = ToyMoe{}.tensors();
     const auto model = open(file);
     ASSERT_TRUE(model) << model.error().detail;
-    EXPECT_THAT(model->warnings, ElementsAre(HasSubstr("expert_used_count"), HasSubstr("expert_count")));
+    EXPECT_THAT(model->warnings,
+                ElementsAre(HasSubstr("expert_used_count"), HasSubstr("expert_count")));
     expect_refused(RawGguf{}, {"general.architecture"});
 }
 
@@ -297,7 +307,8 @@ TEST(ModelSlice, KeysThatDisagreeAreRefused) {
     expect_refused(slice({1, 1, 2, 3, 0, 1}, {2, 7, 5}), {"kvasir.banks"});
     expect_refused(slice({1, 0, 2, 3, 0, 1}, {2, 7, 5}, 2), {"kvasir.version"}, Errc::kUnsupported);
     expect_refused(slice({1, 0, 2, 3, 0, 1}, {2, 7, 5}, 1, "abc"), {"kvasir.model_id"});
-    expect_refused(slice({1, 0, 2, 3, 0, 1}, {2, 7, 5}, 1, std::string(64, 'G')), {"kvasir.model_id"});
+    expect_refused(slice({1, 0, 2, 3, 0, 1}, {2, 7, 5}, 1, std::string(64, 'G')),
+                   {"kvasir.model_id"});
 }
 
 // Headers of the toy model of every MoE architecture that llama.cpp's test generator makes (only

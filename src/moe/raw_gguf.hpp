@@ -4,12 +4,12 @@
 // edits can name each one; nothing is checked. Thread: values. Owns: what was added.
 #pragma once
 
+#include <unistd.h>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -20,9 +20,9 @@ namespace kvasir::moe {
 struct RawTensor {
     std::string name;
     std::vector<uint64_t> ne;
-    uint32_t type = 0;                     // F32
-    std::optional<uint32_t> n_dims = {};   // instead of ne.size()
-    std::optional<uint64_t> offset = {};   // instead of the next free one
+    uint32_t type = 0;                    // F32
+    std::optional<uint32_t> n_dims = {};  // instead of ne.size()
+    std::optional<uint64_t> offset = {};  // instead of the next free one
 };
 
 class RawGguf {
@@ -130,7 +130,8 @@ public:
     std::string file(const std::string& name) const { return path_ + "/" + name; }
     std::string write(const std::string& name, const std::vector<uint8_t>& bytes) const {
         std::ofstream out(file(name), std::ios::binary);
-        out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+        out.write(reinterpret_cast<const char*>(bytes.data()),
+                  static_cast<std::streamsize>(bytes.size()));
         return file(name);
     }
 
@@ -175,7 +176,8 @@ struct ToyMoe {
         out.add_tensor("token_embd.weight", {64, 32}).add_tensor("output.weight", {64, 32});
         for (uint32_t layer = 0; layer < blocks(); ++layer) {
             const std::string blk = "blk." + std::to_string(layer) + ".";
-            out.add_tensor(blk + "attn_q.weight", {64, 64}).add_tensor(blk + "ffn_norm.weight", {64});
+            out.add_tensor(blk + "attn_q.weight", {64, 64})
+                .add_tensor(blk + "ffn_norm.weight", {64});
             if (layer >= is_moe.size()) out.add_tensor(blk + "nextn.eh_proj.weight", {128, 64});
             if (layer < is_moe.size() && !is_moe[layer]) {
                 for (const char* name : {"ffn_gate", "ffn_up"}) {

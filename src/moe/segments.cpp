@@ -56,12 +56,14 @@ Result<Item> parse_item(std::string_view text) {
     const size_t dash = layers.find('-');
     const bool first_is_chunk = dash != layers.npos && dash > 0 && layers[dash - 1] == 'c';
     const bool last_is_chunk = layers.ends_with('c');
-    if (first_is_chunk && !last_is_chunk) return refuse("write 'c' behind the last layer, like 0-3c");
+    if (first_is_chunk && !last_is_chunk)
+        return refuse("write 'c' behind the last layer, like 0-3c");
     item.bank = last_is_chunk ? 1 : 0;
     std::string plain(layers.substr(0, layers.size() - (last_is_chunk ? 1 : 0)));
     if (first_is_chunk) plain.erase(dash - 1, 1);
     const auto layer_range = parse_range(plain);
-    if (!layer_range) return refuse("'" + printable(layers) + "' is not a layer or a range of layers");
+    if (!layer_range)
+        return refuse("'" + printable(layers) + "' is not a layer or a range of layers");
     item.layers = *layer_range;
     item.is_one_layer = plain.find('-') == plain.npos;
     item.is_all_experts = experts == "*";

@@ -2,8 +2,8 @@
 //
 // Used by the command line (slice, worker), the planner of `run`, and the join report. Grammar:
 // item (',' item)*, item = layers ':' experts, layers = N | N-M, experts = N | N-M | '*';
-// a 'c' after a layer number means bank 1 ("12c:0-7"). Ranges are inclusive in text, half-open in memory.
-// Thread: values.
+// a 'c' after a layer number means bank 1 ("12c:0-7"). Ranges are inclusive in text, half-open in
+// memory. Thread: values.
 #pragma once
 
 #include <string>

@@ -31,8 +31,13 @@ Model model_of(const std::map<LayerKey, uint32_t>& experts) {
 
 // Layers 0-3 and 7 with 16 experts, 5 and 6 dense, a second bank of 4 in layers 1 and 2.
 Model example() {
-    return model_of({{{0, 0}, 16}, {{1, 0}, 16}, {{1, 1}, 4}, {{2, 0}, 16}, {{2, 1}, 4},
-                     {{3, 0}, 16}, {{7, 0}, 16}});
+    return model_of({{{0, 0}, 16},
+                     {{1, 0}, 16},
+                     {{1, 1}, 4},
+                     {{2, 0}, 16},
+                     {{2, 1}, 4},
+                     {{3, 0}, 16},
+                     {{7, 0}, 16}});
 }
 
 TEST(Segments, ParsesTheGrammar) {
@@ -55,10 +60,10 @@ TEST(Segments, ParsesTheGrammar) {
 
 TEST(Segments, RefusesNamingTheItem) {
     const Model model = example();
-    for (const char* item : {"", "0", "0:", ":0", "0:x", "x:0", "0:3-1", "3-1:0", "0:-1", "-1:0",
-                             "0:0-", "0:16", "0:0-16", "5:0", "5-6:*", "9:*", "0c:0", "1c:4",
-                             "0:4294967296", "0 :1", "0:1 ", "0:0x1", "c:1", "1c-2:0", "0:*-3",
-                             "0:0-4294967295"}) {
+    for (const char* item : {"",      "0",    "0:",     ":0",    "0:x",           "x:0",    "0:3-1",
+                             "3-1:0", "0:-1", "-1:0",   "0:0-",  "0:16",          "0:0-16", "5:0",
+                             "5-6:*", "9:*",  "0c:0",   "1c:4",  "0:4294967296",  "0 :1",   "0:1 ",
+                             "0:0x1", "c:1",  "1c-2:0", "0:*-3", "0:0-4294967295"}) {
         for (const std::string& text : {std::string(item), "0:1," + std::string(item)}) {
             const auto segments = parse_segments(text, model);
             ASSERT_FALSE(segments) << text;
@@ -159,7 +164,8 @@ RC_GTEST_PROP(SegmentsProperty, SplitEvenlyCoversEachExpertOnce, ()) {
         total += cells(part).size();
         all.merge(cells(part));
     }
-    for (const ExpertBank& bank : model.banks) expert_max = std::max(expert_max, bank.expert_bytes());
+    for (const ExpertBank& bank : model.banks)
+        expert_max = std::max(expert_max, bank.expert_bytes());
     RC_ASSERT(total == all.size());
     RC_ASSERT(all == cells(all_segments(model)));
     RC_ASSERT(bytes_max - bytes_min <= expert_max);

@@ -18,14 +18,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string shown(const std::string& path) { return printable(path, 400); }
+std::string shown(const std::string& path) {
+    return printable(path, 400);
+}
 
-uint64_t part_count(const GgufHeader& header) { return header.get_u64("split.count").value_or(0); }
+uint64_t part_count(const GgufHeader& header) {
+    return header.get_u64("split.count").value_or(0);
+}
 
 // End of the last tensor: where a file may end.
 uint64_t data_end(const GgufHeader& header) {
     uint64_t end = header.data_offset;
-    for (const GgufTensor& tensor : header.tensors) end = std::max(end, tensor.offset + tensor.bytes);
+    for (const GgufTensor& tensor : header.tensors)
+        end = std::max(end, tensor.offset + tensor.bytes);
     return end;
 }
 
@@ -46,7 +51,8 @@ Status check_not_joined(const GgufHeader& header) {
         if (offset < header.file_bytes && has_magic_at(header.path, offset)) {
             return fail(Errc::kBadInput,
                         shown(header.path) + ": another GGUF file begins at byte " +
-                            std::to_string(offset) + ": parts were joined by plain concatenation; "
+                            std::to_string(offset) +
+                            ": parts were joined by plain concatenation; "
                             "keep the parts separate or use llama-gguf-split --merge");
         }
     }
@@ -77,7 +83,8 @@ std::optional<PartName> parse_part_name(const std::string& name) {
 class PartFinder {
 public:
     explicit PartFinder(GgufHeader named)
-        : count_(part_count(named)), tensors_(named.get_u64("split.tensors.count")),
+        : count_(part_count(named)),
+          tensors_(named.get_u64("split.tensors.count")),
           named_(named.path) {
         remember(named.path);
         add(std::move(named));
@@ -112,8 +119,9 @@ public:
     }
 
     bool complete() const {
-        return parts_.size() == count_ &&
-               std::ranges::all_of(parts_, [](const auto& part) { return part.second.size() == 1; });
+        return parts_.size() == count_ && std::ranges::all_of(parts_, [](const auto& part) {
+                   return part.second.size() == 1;
+               });
     }
 
     std::vector<GgufHeader> take() {
@@ -141,8 +149,8 @@ public:
             }
             doubled += ")";
         }
-        std::string text = shown(named_) + ": the model is split into " + std::to_string(count_) +
-                           " parts;";
+        std::string text =
+            shown(named_) + ": the model is split into " + std::to_string(count_) + " parts;";
         if (!missing.empty()) text += " missing: part " + missing + ";";
         if (!doubled.empty()) text += " doubled: part " + doubled + ";";
         if (listed > 20) text += " and " + std::to_string(listed - 20) + " more;";
@@ -172,15 +180,18 @@ private:
         const fs::path folder = parent.empty() ? fs::path(".") : parent;
         std::vector<std::string> files;
         std::error_code error;
-        for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+        for (fs::directory_iterator it(folder, error), end; !error && it != end;
+             it.increment(error)) {
             files.push_back((parent / it->path().filename()).string());
             if (files.size() > kFolderFilesMax) {
-                return fail(Errc::kLimit, shown(folder.string()) + ": holds too many files to look "
-                                          "for the parts; put the model into its own folder");
+                return fail(Errc::kLimit, shown(folder.string()) +
+                                              ": holds too many files to look "
+                                              "for the parts; put the model into its own folder");
             }
         }
         if (error) {
-            return fail(Errc::kEnvironment, shown(folder.string()) + ": cannot list: " + error.message());
+            return fail(Errc::kEnvironment,
+                        shown(folder.string()) + ": cannot list: " + error.message());
         }
         return files;
     }

@@ -18,8 +18,8 @@ constexpr uint64_t kSplitPartsMax = 65535;  // split.no is a u16 in llama.cpp
 constexpr size_t kFolderFilesMax = 65536;
 
 // The headers of all parts, in split order; just one for a file without split keys or with
-// split.count 0 or 1 (a merged file keeps them). Errors: those of read_gguf_header; kBadInput naming
-// the missing and doubled parts, or parts joined by plain concatenation.
+// split.count 0 or 1 (a merged file keeps them). Errors: those of read_gguf_header; kBadInput
+// naming the missing and doubled parts, or parts joined by plain concatenation.
 Result<std::vector<GgufHeader>> collect_shards(const std::string& path);
 
 }  // namespace kvasir::moe

@@ -44,8 +44,9 @@ struct SplitSet {
     explicit SplitSet(uint32_t count, bool usual_names = true) {
         const auto parts = split_toy(count);
         for (uint32_t i = 0; i < count; ++i) {
-            const std::string name = usual_names ? usual_name(i, count)
-                                                 : std::string(1, static_cast<char>('z' - i)) + ".gguf";
+            const std::string name = usual_names
+                                         ? usual_name(i, count)
+                                         : std::string(1, static_cast<char>('z' - i)) + ".gguf";
             paths.push_back(folder.write(name, parts[i]));
         }
     }
@@ -61,9 +62,10 @@ void expect_whole(const Result<Model>& model, uint32_t parts) {
     // Every slab is read from the shard that holds its tensor.
     for (const ExpertBank& bank : model->banks) {
         for (const SlabTensor& slab : bank.tensors) {
-            EXPECT_TRUE(std::ranges::any_of(model->shards[slab.shard].tensors, [&](const GgufTensor& t) {
-                return t.name == slab.name && t.offset == slab.offset;
-            }));
+            EXPECT_TRUE(
+                std::ranges::any_of(model->shards[slab.shard].tensors, [&](const GgufTensor& t) {
+                    return t.name == slab.name && t.offset == slab.offset;
+                }));
         }
     }
     EXPECT_TRUE(Mapping::make(*model));
@@ -127,7 +129,8 @@ TEST(Splits, DoubledPartsAreNamedByNumber) {
     const SplitSet set(3);
     std::filesystem::copy_file(set.paths[1], set.paths[2],
                                std::filesystem::copy_options::overwrite_existing);
-    expect_refused(set.paths[0], {"missing: part 3;", "doubled: part 2 (", "toy-00003-of-00003.gguf"});
+    expect_refused(set.paths[0],
+                   {"missing: part 3;", "doubled: part 2 (", "toy-00003-of-00003.gguf"});
     const SplitSet renamed(3, false);
     std::filesystem::copy_file(renamed.paths[1], renamed.folder.file("copy.gguf"));
     expect_refused(renamed.paths[0], {"doubled: part 2 (", "copy.gguf"});
@@ -197,7 +200,8 @@ TEST(Splits, ATensorInTwoPartsIsRefused) {
         file.tensors = ToyMoe{}.tensors();
         path = folder.write(usual_name(part, 2), file.file());
     }
-    expect_refused(path, {"token_embd.weight", "toy-00001-of-00002.gguf", "toy-00002-of-00002.gguf"});
+    expect_refused(path,
+                   {"token_embd.weight", "toy-00001-of-00002.gguf", "toy-00002-of-00002.gguf"});
 }
 
 TEST(Splits, AnImpossiblePartNumberIsRefused) {
