@@ -19,7 +19,7 @@
 namespace kvasir::moe {
 namespace {
 
-constexpr uint64_t kWritebackBytes = uint64_t{32} << 20;
+constexpr uint64_t kWritebackBytes = uint64_t{128} << 20;
 
 // What the slice takes from one bank of the source.
 struct BankCut {

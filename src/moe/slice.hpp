@@ -36,7 +36,7 @@ struct SliceReport {
     uint64_t ranges = 0;   // byte ranges copied (adjacent experts merged)
 };
 
-// Steps of a cut, in order; kCopying comes once for each piece of at most kWritebackBytes.
+// Steps of a cut, in order; kCopying comes once for each 128 MiB copied and at the end.
 enum class SliceStep { kCreated, kCopying, kCopied, kHeaderWritten, kCommitted };
 using SliceObserver = std::function<void(SliceStep step, uint64_t bytes_done, uint64_t bytes_total)>;
 
