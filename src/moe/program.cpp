@@ -1,6 +1,7 @@
 #include "moe/program.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -12,6 +13,7 @@ namespace {
 
 constexpr uint16_t kProgramVersion = 1;
 constexpr size_t kOpBytes = 24;
+constexpr uint64_t kWidthMax = uint64_t{1} << 24;  // of a register, in elements
 
 std::string at(size_t index, const std::string& what) {
     return "expert program, operation " + std::to_string(index) + ": " + what;
@@ -43,6 +45,9 @@ Result<uint32_t> output_width(const ProgramOp& op, size_t index, const ExpertBan
     const bool needs_tensor = op.kind == OpKind::kMatMul || op.kind == OpKind::kAddBias ||
                               op.kind == OpKind::kMulScale;
     const SlabTensor* tensor = operand(op, bank);
+    if (tensor != nullptr && std::max(tensor->n_in, tensor->n_out) > kWidthMax) {
+        return fail(Errc::kLimit, at(index, printable(tensor->name) + " is wider than " + std::to_string(kWidthMax)));
+    }
     if (needs_tensor && tensor == nullptr) {
         return fail(Errc::kMismatch, at(index, "needs the " + std::string(to_string(op.role)) +
                                                    " tensor of layer " + to_string(bank.key) +
@@ -74,10 +79,19 @@ Result<uint32_t> output_width(const ProgramOp& op, size_t index, const ExpertBan
     }
 }
 
+// The input has one row where other registers have one for every pair, so only products may read it.
+bool reads_input_wrongly(const ProgramOp& op) {
+    if (op.kind == OpKind::kMatMul) return false;
+    return op.a == 0 || (has_two_inputs(op.kind) && op.b == 0);
+}
+
 Status check_op(const ProgramOp& op, size_t index) {
     if (op.a > index) return fail(Errc::kBadInput, at(index, "reads a register not yet written"));
     if (has_two_inputs(op.kind) && op.b > index) {
         return fail(Errc::kBadInput, at(index, "reads a register not yet written"));
+    }
+    if (reads_input_wrongly(op)) {
+        return fail(Errc::kUnsupported, at(index, "only products may read the input row"));
     }
     if (!floats_ok(op)) return fail(Errc::kBadInput, at(index, "parameter is not a usable number"));
     return {};
@@ -95,6 +109,16 @@ bool kind_ok(uint8_t kind, uint8_t role, uint8_t sub) {
         return sub >= 1 && sub <= static_cast<uint8_t>(GluKind::kSwigluClamp);
     }
     return sub == 0;
+}
+
+// Every program has one encoding: fields that an operation does not use are zero (-0 is not).
+bool unused_fields_zero(const ProgramOp& op) {
+    const bool weights = op.kind == OpKind::kMatMul || op.kind == OpKind::kAddBias || op.kind == OpKind::kMulScale;
+    const bool floats = op.kind == OpKind::kScale || op.kind == OpKind::kClamp || op.kind == OpKind::kGlu;
+    if (!weights && op.role != SlabRole::kGate) return false;
+    if (!has_two_inputs(op.kind) && op.b != 0) return false;
+    if (!floats && (std::bit_cast<uint32_t>(op.f0) != 0 || std::bit_cast<uint32_t>(op.f1) != 0)) return false;
+    return op.kind == OpKind::kView || (op.view_begin == 0 && op.view_count == 0);
 }
 
 }  // namespace
@@ -117,6 +141,9 @@ Result<ProgramShape> validate(const Program& program, const ExpertBank& bank) {
         return fail(Errc::kMismatch, "expert program needs the " + std::string(to_string(first->role)) +
                                          " tensor of layer " + to_string(bank.key) +
                                          ", which the bank does not have");
+    }
+    if (weights->n_in > kWidthMax) {
+        return fail(Errc::kLimit, printable(weights->name) + " is wider than " + std::to_string(kWidthMax));
     }
     ProgramShape shape;
     shape.width.push_back(static_cast<uint32_t>(weights->n_in));
@@ -181,6 +208,7 @@ Result<Program> decode_program(std::span<const uint8_t> bytes) {
         }
         op.kind = static_cast<OpKind>(kind);
         op.role = static_cast<SlabRole>(role);
+        if (!unused_fields_zero(op)) return fail(Errc::kProtocol, at(i, "a field it does not use is not zero"));
         program.ops.push_back(op);
     }
     return program;

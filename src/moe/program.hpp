@@ -65,12 +65,12 @@ struct ProgramShape {
 };
 
 // Checks every operation against the bank's tensors: roles present, widths equal, registers defined
-// before use, floats finite (clamp may be infinite), at least one product. Errors: kUnsupported or
-// kBadInput, naming the operation's number.
+// before use, the input read by products only, floats finite (clamp may be infinite), at least one product.
+// Errors: kUnsupported, kMismatch, kLimit or kBadInput, naming the operation's number.
 Result<ProgramShape> validate(const Program& program, const ExpertBank& bank);
 
 // Wire form: u16 version = 1, u16 count, then 24 bytes an operation. decode() is bounds-checked and
-// rejects unknown kinds; it does not know the bank (call validate()).
+// rejects unknown kinds and non-zero unused fields; it does not know the bank (call validate()).
 std::vector<uint8_t> encode(const Program& program);
 Result<Program> decode_program(std::span<const uint8_t> bytes);
 
