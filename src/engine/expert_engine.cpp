@@ -17,7 +17,7 @@ namespace kvasir::engine {
 namespace {
 
 constexpr uint32_t kCachedPairsMax = 64;    // graphs for more pairs are built for the one call
-constexpr size_t kCachedGraphsMax = 1024;
+constexpr uint64_t kCachedBytesMax = 8 << 20;  // of graphs kept
 std::atomic<uint64_t> g_next_bank_id{1};
 
 // Would the product of `weights` with a row of `width` values take Q8_K rows as they are? ggml says so
@@ -174,7 +174,7 @@ private:
     // Scratch memory for at least `bytes`; moving it invalidates every placed graph.
     Status grow(uint64_t bytes) {
         if (arena_ && ggml_backend_buffer_get_size(arena_.get()) >= bytes) return {};
-        cache_.clear();
+        forget_graphs();
         arena_.reset();
         arena_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes + bytes / 4));
         if (!arena_) {
@@ -186,7 +186,6 @@ private:
     Result<PairGraph*> find_graph(const Bank& bank, uint32_t row_type, RowLayout layout, uint32_t count) {
         const Key key{bank.id, row_type, layout, count};
         if (auto found = cache_.find(key); found != cache_.end()) return &found->second;
-        if (cache_.size() >= kCachedGraphsMax) cache_.clear();
         PairGraph graph = build_graph(bank, row_type, layout, count);
         if (Status ok = grow(graph.arena_bytes); !ok) return tl::unexpected(ok.error());
         place(graph, arena_.get());
@@ -194,7 +193,14 @@ private:
             large_ = std::move(graph);
             return &large_;
         }
+        if (cached_bytes_ > kCachedBytesMax) forget_graphs();
+        cached_bytes_ += ggml_get_mem_size(graph.context.get());
         return &cache_.insert_or_assign(key, std::move(graph)).first->second;
+    }
+
+    void forget_graphs() {
+        cache_.clear();
+        cached_bytes_ = 0;
     }
 
     void fill(const PairGraph& graph, RowLayout layout, std::span<const uint8_t> rows, uint64_t bytes,
@@ -235,6 +241,7 @@ private:
     // Of the computing thread.
     ggml_backend_buffer_ptr arena_;
     std::map<Key, PairGraph> cache_;
+    uint64_t cached_bytes_ = 0;
     PairGraph large_;
     std::vector<int32_t> ids_;
     std::vector<float> scales_;

@@ -7,7 +7,9 @@ namespace kvasir::engine {
 namespace {
 
 constexpr uint64_t kTensorAlign = 64;
-constexpr size_t kGraphNodesMax = 4 * moe::kProgramOpsMax;
+
+// An operation makes itself and at most two packed copies or a leaf; then input, ids and the output's copy.
+size_t nodes_max(const moe::Program& program) { return 3 * program.ops.size() + 8; }
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kTensorAlign - 1) / kTensorAlign * kTensorAlign; }
 
@@ -59,7 +61,7 @@ public:
         registers_.push_back(graph_.input);
         for (const moe::ProgramOp& op : bank_.program.ops) registers_.push_back(emit(op));
         graph_.output = packed(context_, registers_.back());
-        graph_.graph = ggml_new_graph_custom(context_, kGraphNodesMax, false);
+        graph_.graph = ggml_new_graph_custom(context_, nodes_max(bank_.program), false);
         ggml_build_forward_expand(graph_.graph, graph_.output);
     }
 
@@ -112,10 +114,9 @@ private:
 
 PairGraph build_graph(const Bank& bank, uint32_t row_type, RowLayout layout, uint32_t pairs) {
     PairGraph graph;
-    const size_t tensors = 3 * bank.program.ops.size() + 8;
+    const size_t tensors = nodes_max(bank.program);
     const ggml_init_params params = {
-        ggml_tensor_overhead() * tensors + ggml_graph_overhead_custom(kGraphNodesMax, false), nullptr,
-        true};
+        ggml_tensor_overhead() * tensors + ggml_graph_overhead_custom(tensors, false), nullptr, true};
     graph.context.reset(ggml_init(params));
     KVASIR_CHECK(graph.context != nullptr);
     Builder(bank, graph, layout, pairs).run(row_type);
