@@ -10,6 +10,7 @@ namespace kvasir::worker {
 namespace {
 
 constexpr uint64_t kScratchBytes = 8 << 20;
+constexpr uint64_t kScratchBytesMax = 4 * kScratchBytes;  // of a program with many operations
 constexpr uint32_t kPairsMin = 16;
 constexpr size_t kProgramsMax = 4096;
 
@@ -29,6 +30,7 @@ Answer error_answer(const Error& error, uint32_t request_id) {
     Answer answer;
     answer.head = wire::encode_error({error.code, error.detail}, request_id);
     answer.close = request_id == 0;
+    answer.reason = error;
     return answer;
 }
 
@@ -62,6 +64,7 @@ Answer ExpertService::handle(std::span<const uint8_t> message) {
             log(LogLevel::kWarn, "worker", "backbone says: " + (error ? printable(error->detail) : "(malformed)"));
             Answer answer;
             answer.close = frame->header.request_id == 0;
+            if (error) answer.reason = {error->code, "the backbone says: " + printable(error->detail, 500)};
             return answer;
         }
         default:
@@ -98,6 +101,9 @@ Status ExpertService::load(const wire::ProgramMessage& message) {
     if (!weights) return tl::unexpected(weights.error());
     auto prepared = engine_->prepare(*bank, std::move(*weights), *program);
     if (!prepared) return tl::unexpected(prepared.error());
+    if ((*prepared)->scratch_bytes_per_pair() * pairs_max_ > kScratchBytesMax) {
+        return fail(Errc::kLimit, "the program's intermediate values take too much memory");
+    }
     programs_[message.program] = {std::move(*prepared), file_index};
     return {};
 }
@@ -111,6 +117,7 @@ Answer ExpertService::compute(const wire::FrameView& frame) {
     if (!rows) return error_answer(rows.error(), frame.header.request_id);
     const auto took = std::chrono::steady_clock::now() - start;
     pairs_done_ += view->pair_count;
+    ++requests_done_;
     ByteWriter head;
     wire::begin_result(head, frame.header.request_id,
                        static_cast<uint64_t>(std::chrono::nanoseconds(took).count()), view->pair_count, width);

@@ -26,6 +26,7 @@ struct Answer {
     std::vector<uint8_t> head;             // empty: nothing to say
     std::span<const uint8_t> body;
     bool close = false;                    // after sending
+    Error reason{Errc::kClosed, "the backbone ended the connection"};  // of a close
 };
 
 class ExpertService {
@@ -35,6 +36,7 @@ public:
     // Most pairs a request may have, so that scratch memory stays within about 8 MiB.
     uint32_t pairs_max() const { return pairs_max_; }
     uint64_t pairs_done() const { return pairs_done_; }
+    uint64_t requests_done() const { return requests_done_; }
     // Forgets programs: a new connection starts from nothing.
     void reset() { programs_.clear(); }
     Answer handle(std::span<const uint8_t> message);
@@ -56,6 +58,7 @@ private:
     std::map<uint32_t, Loaded> programs_;
     std::vector<engine::PairIn> pairs_;
     uint64_t pairs_done_ = 0;
+    uint64_t requests_done_ = 0;
 };
 
 }  // namespace kvasir::worker

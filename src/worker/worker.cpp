@@ -17,6 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr auto kStableTime = 5s;      // a connection that lasted so long resets the pauses between attempts
 constexpr auto kWriteDeadline = 30s;  // a backbone that does not read its answers for so long is gone
 
 std::string host_name() {
@@ -77,11 +78,13 @@ Status Worker::run() {
         auto stream = join();
         Error error;
         if (stream) {
-            wait = options_.pause_first;
+            const auto joined = net::Clock::now();
             Status served = serve(*stream);
             stream->close();
             if (served) return {};
             error = served.error();
+            // Accepted and dropped at once, again and again, must not become a busy loop for both sides.
+            if (net::Clock::now() - joined >= kStableTime) wait = options_.pause_first;
         } else {
             error = stream.error();
         }
@@ -142,22 +145,21 @@ Status Worker::serve(net::MessageStream& stream) {
     net::Deadline drain_end{};
     bool draining = false;
     for (;;) {
+        // Before the next request: a busy backbone must not put the end off for ever.
+        if (stopping_.load() && !draining) {
+            draining = true;
+            last_request = net::Clock::now();
+            drain_end = last_request + options_.drain_max;
+            if (Status ok = stream.enqueue(wire::encode_simple(wire::FrameType::kDrain)); !ok) return ok;
+        }
         auto message = stream.try_receive();
         if (!message) return tl::unexpected(message.error());
         if (*message) {
             last_request = net::Clock::now();
-            bool finished = false;
-            if (Status ok = answer(stream, **message, finished); !ok) return ok;
-            if (finished) return fail(Errc::kClosed, "the backbone ended the connection");
-            continue;
+            if (Status ok = answer(stream, **message); !ok) return ok;
+            if (!draining || last_request < drain_end) continue;
         }
         const auto now = net::Clock::now();
-        if (stopping_.load() && !draining) {
-            draining = true;
-            drain_end = now + options_.drain_max;
-            last_request = now;
-            if (Status ok = stream.enqueue(wire::encode_simple(wire::FrameType::kDrain)); !ok) return ok;
-        }
         if (draining && (now >= drain_end || now - last_request >= options_.drain_quiet)) {
             (void)stream.enqueue(wire::encode_simple(wire::FrameType::kGoodbye));
             (void)stream.flush_until(now + 1s);
@@ -177,7 +179,8 @@ Status Worker::serve(net::MessageStream& stream) {
     }
 }
 
-Status Worker::answer(net::MessageStream& stream, std::span<const uint8_t> message, bool& finished) {
+// An error also when the connection is over by what the message said.
+Status Worker::answer(net::MessageStream& stream, std::span<const uint8_t> message) {
     const Answer answer = service_.handle(message);
     if (!answer.head.empty()) {
         const std::span<const uint8_t> pieces[] = {answer.head, answer.body};
@@ -186,7 +189,7 @@ Status Worker::answer(net::MessageStream& stream, std::span<const uint8_t> messa
             if (Status ok = stream.flush_until(net::Clock::now() + kWriteDeadline); !ok) return ok;
         }
     }
-    finished = answer.close;
+    if (answer.close) return tl::unexpected(answer.reason);
     return {};
 }
 

@@ -38,12 +38,15 @@ public:
     // (the backbone runs another model).
     Status run();
     void stop() noexcept;  // async-signal-safe
+    // Work done so far, challenges included. Thread: that of run(), or after it.
+    uint64_t pairs_done() const { return service_.pairs_done(); }
+    uint64_t requests_done() const { return service_.requests_done(); }
 
 private:
     Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint, ExpertService service);
     Result<net::MessageStream> join();
     Status serve(net::MessageStream& stream);
-    Status answer(net::MessageStream& stream, std::span<const uint8_t> message, bool& finished);
+    Status answer(net::MessageStream& stream, std::span<const uint8_t> message);
     bool pause(std::chrono::milliseconds time);  // false when stop() came
 
     const Holding& holding_;
