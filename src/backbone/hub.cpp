@@ -127,12 +127,20 @@ void Hub::take_incoming() {
         streams.swap(incoming_);
     }
     for (auto& [stream, address] : streams) {
+        make_room();
         const uint64_t tag = next_tag_++;
         const int fd = stream.fd();
         joining_.emplace(tag, Joining{std::move(stream), net::Clock::now() + limits_.hello_deadline, address, false});
         watch(epoll_.get(), EPOLL_CTL_ADD, fd, tag, EPOLLIN | EPOLLRDHUP);
         on_joining(tag);  // bytes that came with the upgrade make no event
     }
+}
+
+// An honest worker says HELLO at once, so the oldest of many that do not is the one to lose.
+void Hub::make_room() {
+    if (joining_.size() < limits_.joining_max) return;
+    refuse(joining_.begin()->second, {Errc::kBusy, "too many connections wait for a HELLO"});
+    joining_.erase(joining_.begin());
 }
 
 void Hub::on_joining(uint64_t tag) {
@@ -230,6 +238,7 @@ Status Hub::on_hello(uint64_t tag, Joining& joining, std::span<const uint8_t> me
         const std::lock_guard lock(mu_);
         sessions_.emplace(tag, session);
     }
+    on_session(tag);  // what came right behind the HELLO makes no event
     session->rearm();
     verifier_.add(session);
     return {};

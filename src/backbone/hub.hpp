@@ -26,7 +26,7 @@ struct HubLimits {
     std::chrono::milliseconds silence_max{60000};   // then the worker is gone
     std::chrono::milliseconds probe_interval{200};  // of a suspect worker
     size_t sessions_max = 4096;
-    size_t joining_max = 256;
+    size_t joining_max = 256;   // connections without a HELLO; the longest waiting one makes room
 };
 
 class Hub {
@@ -54,6 +54,7 @@ private:
     void on_stream(net::MessageStream stream, std::string address);
     void run();
     void take_incoming();
+    void make_room();
     void on_joining(uint64_t tag);
     Status join_step(uint64_t tag, Joining& joining, bool& joined);
     Status on_hello(uint64_t tag, Joining& joining, std::span<const uint8_t> message);

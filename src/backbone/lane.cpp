@@ -77,6 +77,8 @@ bool SwarmLane::prepare(const LayerBatch& batch) {
     layer_ = &layer->second;
     learned_ = replica_.learned(batch.layer);
     if (!learned_ || learned_->bank->program != *batch.program) return false;
+    // Rows with gaps between them are not worth a copy: llama.cpp has none.
+    if (batch.row_stride != uint64_t{learned_->bank->shape.input()} * sizeof(float)) return false;
     // llama.cpp's warm-up selects every expert: not work for the swarm.
     const uint32_t used = replica_.model().experts_used;
     if (batch.used == learned_->bank->experts && batch.used > used && used > 0) return false;
@@ -223,7 +225,12 @@ bool SwarmLane::send_call(uint32_t worker, std::span<const uint32_t> groups) {
                         rows.size());
     const std::span<const uint8_t> pieces[] = {head_.data(), rows};
     call->sent = net::Clock::now();
-    call->deadline = call->sent + target.deadline(static_cast<uint32_t>(call->pairs.size()));
+    // The worker computes what it was asked before first.
+    uint32_t pairs_ahead = 0;
+    for (const auto& other : calls_) {
+        if (other->open && other->worker == worker) pairs_ahead += static_cast<uint32_t>(other->pairs.size());
+    }
+    call->deadline = call->sent + target.deadline(pairs_ahead + static_cast<uint32_t>(call->pairs.size()));
     const uint64_t cookie = (uint64_t{epoch_} << 32) | calls_.size();
     if (!target.request(call->request_id, pieces, &mailbox_, cookie)) return false;
     call->open = true;
@@ -279,7 +286,12 @@ Status SwarmLane::compute_groups(std::span<const uint32_t> groups) {
         if (Status ok = compute_chunk(groups.subspan(begin, end - begin)); !ok) return ok;
         begin = end;
     }
-    local_compute_ += net::Clock::now() - start;
+    const auto took = net::Clock::now() - start;
+    local_compute_ += took;
+    // Nobody read the answers meanwhile, and a long one cannot be sent unread: not the workers' time.
+    for (const auto& call : calls_) {
+        if (call->open) call->deadline += took;
+    }
     return {};
 }
 
@@ -331,25 +343,25 @@ Status SwarmLane::collect() {
 }
 
 void SwarmLane::wait_for_replies() {
-    pollfd entries[65];
-    uint32_t workers[64];
-    nfds_t count = 0;
     auto deadline = net::Deadline::max();
     for (const auto& call : calls_) {
         if (call->open) deadline = std::min(deadline, call->deadline);
     }
+    poll_entries_.clear();
+    poll_workers_.clear();
     for (uint32_t worker : claimed_) {
-        if (count == 64) break;  // the rest is read when these are quiet, or by the hub after release
-        workers[count] = worker;
-        const short events = static_cast<short>(session(worker).wants_write() ? POLLIN | POLLOUT : POLLIN);
-        entries[count++] = {session(worker).fd(), events, 0};
+        WorkerSession& from = session(worker);
+        if (!from.open()) continue;  // its socket would wake poll() again and again
+        const short events = static_cast<short>(from.wants_write() ? POLLIN | POLLOUT : POLLIN);
+        poll_entries_.push_back({from.fd(), events, 0});
+        poll_workers_.push_back(worker);
     }
-    entries[count] = {mailbox_.fd(), POLLIN, 0};
-    if (::poll(entries, count + 1, poll_timeout(deadline)) <= 0) return;
-    for (nfds_t i = 0; i < count; ++i) {
-        if (entries[i].revents != 0) (void)session(workers[i]).pump(&mailbox_, on_reply_);
+    poll_entries_.push_back({mailbox_.fd(), POLLIN, 0});
+    if (::poll(poll_entries_.data(), poll_entries_.size(), poll_timeout(deadline)) <= 0) return;
+    for (size_t i = 0; i < poll_workers_.size(); ++i) {
+        if (poll_entries_[i].revents != 0) (void)session(poll_workers_[i]).pump(&mailbox_, on_reply_);
     }
-    if (entries[count].revents != 0) {
+    if (poll_entries_.back().revents != 0) {
         mailbox_.take(replies_);
         for (const Reply& reply : replies_) on_reply(reply.cookie, reply.type, reply.payload, reply.error);
     }

@@ -6,6 +6,8 @@
 // Thread: one at a time. Owns: an engine, a mailbox, buffers that are reused from layer to layer.
 #pragma once
 
+#include <poll.h>
+
 #include <memory>
 #include <set>
 #include <vector>
@@ -118,6 +120,8 @@ private:
     std::vector<engine::PairIn> engine_pairs_;
     std::vector<uint32_t> row_slot_;
     std::vector<Reply> replies_;
+    std::vector<pollfd> poll_entries_;
+    std::vector<uint32_t> poll_workers_;
     ByteWriter head_;
 };
 

@@ -15,6 +15,9 @@ std::shared_ptr<const Roster> RosterBoard::snapshot() const {
 
 void RosterBoard::add(std::shared_ptr<WorkerSession> session, LayerKey layer) {
     const std::lock_guard lock(mu_);
+    // Whoever closes a session removes it afterwards; so one that is open here will be removed, and a closed one
+    // may have been already.
+    if (!session->open()) return;
     auto& [held, layers] = verified_[session->tag()];
     held = std::move(session);
     if (std::find(layers.begin(), layers.end(), layer) == layers.end()) layers.push_back(layer);

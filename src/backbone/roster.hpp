@@ -35,7 +35,7 @@ public:
     uint64_t version() const { return version_.load(std::memory_order_acquire); }
     std::shared_ptr<const Roster> snapshot() const;
 
-    // The session's bank passed its checks.
+    // The session's bank passed its checks. A session that has closed meanwhile is not added.
     void add(std::shared_ptr<WorkerSession> session, LayerKey layer);
     void remove(uint64_t tag);
     // The layer's experts are really used: its program was seen in a graph. Only such layers count for coverage (an

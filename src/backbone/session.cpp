@@ -11,7 +11,7 @@ namespace kvasir::backbone {
 namespace {
 
 constexpr size_t kSamples = 4096;
-constexpr uint32_t kPingsPerSecondMax = 100;
+constexpr uint32_t kControlPerSecondMax = 100;  // frames of a worker that answer no request
 
 std::string one_line(const wire::BuildFingerprint& build) {
     return printable(build.software) + ", " + printable(build.engine) + ", " + printable(build.kernels) +
@@ -148,6 +148,11 @@ Status WorkerSession::pump(Mailbox* box, const OnReply& on_reply) {
 
 Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const OnReply& on_reply) {
     const auto now = net::Clock::now();
+    const bool answer = frame.header.type == wire::FrameType::kResult ||
+                        frame.header.type == wire::FrameType::kProgramAck;
+    if (!answer) {
+        if (Status ok = count_control_locked(now); !ok) return ok;
+    }
     switch (frame.header.type) {
         case wire::FrameType::kResult:
         case wire::FrameType::kProgramAck: return deliver(frame, box, on_reply);
@@ -160,11 +165,6 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
         case wire::FrameType::kPing: {
             auto token = wire::decode_token(frame.payload);
             if (!token) return tl::unexpected(token.error());
-            if (now - second_start_ > std::chrono::seconds(1)) {
-                second_start_ = now;
-                pings_this_second_ = 0;
-            }
-            if (++pings_this_second_ > kPingsPerSecondMax) return fail(Errc::kLimit, label_ + " pings too often");
             return stream_.enqueue(wire::encode_pong(*token));
         }
         case wire::FrameType::kPong: {
@@ -184,6 +184,22 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
                                              std::to_string(static_cast<int>(frame.header.type)) +
                                              ", which is not a worker's");
     }
+}
+
+// A flood of frames that answer nothing would keep the reading thread, a lane's perhaps, from its work.
+Status WorkerSession::count_control_locked(net::Clock::time_point now) {
+    if (now - second_start_ > std::chrono::seconds(1)) {
+        second_start_ = now;
+        control_this_second_ = 0;
+    }
+    if (++control_this_second_ <= kControlPerSecondMax) return {};
+    return fail(Errc::kLimit, label_ + " sends too many frames that answer nothing");
+}
+
+void WorkerSession::mark_exact(bool exact) {
+    const std::lock_guard lock(mu_);
+    differed_ = differed_ || !exact;
+    exact_.store(!differed_);
 }
 
 Status WorkerSession::deliver(const wire::FrameView& frame, Mailbox* box, const OnReply& on_reply) {
@@ -215,6 +231,9 @@ Status WorkerSession::deliver(const wire::FrameView& frame, Mailbox* box, const 
 
 void WorkerSession::close(const Error& reason) {
     const std::lock_guard lock(mu_);
+    if (open() && reason.code != Errc::kClosed) {
+        (void)stream_.enqueue(wire::encode_error({reason.code, reason.detail}, 0));
+    }
     close_locked(reason, nullptr, {});
 }
 

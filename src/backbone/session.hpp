@@ -75,6 +75,7 @@ public:
     Status pump(Mailbox* box, const OnReply& on_reply);
     bool wants_write() const;
 
+    // Tells the worker why (unless it is a plain end) and closes.
     void close(const Error& reason);
     // End-to-end liveness: sends a PING frame. last_heard is the stream's.
     void ping();
@@ -88,7 +89,8 @@ public:
     bool wants_probe() const;
     std::chrono::milliseconds deadline(uint32_t pairs) const;
     void costs(double& request_us, double& pair_us) const;
-    void mark_exact(bool exact) { exact_.store(exact); }
+    // The outcome of one bank's challenge; exact() is true when all so far were.
+    void mark_exact(bool exact);
     bool exact() const { return exact_.load(); }
     bool draining() const { return draining_.load(); }
     WorkerReport report() const;
@@ -104,6 +106,7 @@ private:
     void close_locked(const Error& reason, Mailbox* box, const OnReply& on_reply);
     void refresh_usable_locked();
     void watch_locked();
+    Status count_control_locked(net::Clock::time_point now);
 
     // Constant after construction.
     const uint64_t tag_;
@@ -128,7 +131,8 @@ private:
     std::unordered_map<uint32_t, Pending> pending_;
     std::set<uint32_t> cancelled_;
     net::Clock::time_point last_ping_{};
-    uint32_t pings_this_second_ = 0;
+    bool differed_ = false;           // a challenge gave other bits
+    uint32_t control_this_second_ = 0;
     net::Clock::time_point second_start_{};
     uint64_t pairs_ = 0, requests_ = 0, failures_ = 0, late_ = 0;
     uint64_t bytes_in_base_ = 0, bytes_out_base_ = 0;

@@ -91,13 +91,14 @@ void Verifier::run() {
 
 Result<Reply> Verifier::ask(WorkerSession& session, uint32_t request_id,
                             std::span<const std::span<const uint8_t>> pieces) {
-    if (Status ok = session.request(request_id, pieces, &mailbox_, request_id); !ok) return tl::unexpected(ok.error());
+    const uint64_t cookie = ++last_cookie_;
+    if (Status ok = session.request(request_id, pieces, &mailbox_, cookie); !ok) return tl::unexpected(ok.error());
     const auto deadline = net::Clock::now() + kAnswerTime;
     std::vector<Reply> replies;
     while (mailbox_.wait(std::min(deadline, net::Clock::now() + 100ms)) || net::Clock::now() < deadline) {
         mailbox_.take(replies);
         for (Reply& reply : replies) {
-            if (reply.cookie != request_id) continue;  // of an earlier request that was given up
+            if (reply.cookie != cookie) continue;  // of an earlier request that was given up
             if (reply.type == wire::FrameType::kError) return tl::unexpected(reply.error);
             return std::move(reply);
         }
@@ -126,7 +127,7 @@ Status Verifier::verify(WorkerSession& session, LayerKey layer) {
     for (uint32_t rows : {uint32_t{1}, kChallengeRows}) {
         if (Status ok = challenge(session, *learned, *held, rows, exact); !ok) return ok;
     }
-    // Exact is a property of the machine: one bank that differs makes the worker approximate.
+    // Exact is a property of the machine: one bank that differs makes the worker approximate for good.
     const bool first = !session.exact() && !board_.snapshot()->layers.contains(layer);
     session.mark_exact(exact);
     if (!exact) {

@@ -47,6 +47,7 @@ private:
     const bool exact_strict_;
     Mailbox mailbox_;                                     // verifier thread only
     std::mt19937_64 random_;
+    uint64_t last_cookie_ = 0;                            // of the mailbox: request ids repeat from session to session
 
     std::mutex mu_;
     std::condition_variable wake_;
