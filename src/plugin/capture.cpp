@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ggml-backend.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 
 namespace kvasir::plugin {
@@ -111,7 +112,7 @@ public:
     LayerKey layer() const { return out_.layer; }
 
     Status add(ggml_tensor* node) {
-        if (node->op != GGML_OP_NONE && (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) flagged_ = node;
+        if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) flagged_.push_back(node);
         switch (node->op) {
             case GGML_OP_NONE: case GGML_OP_REPEAT: case GGML_OP_GET_ROWS: return {};
             case GGML_OP_VIEW: case GGML_OP_RESHAPE: return view(node);
@@ -132,7 +133,8 @@ public:
         }
     }
 
-    Result<Captured> finish() {
+    // `graph`: the split that the nodes are of.
+    Result<Captured> finish(const ggml_cgraph* graph) {
         if (out_.program.ops.empty()) return fail(Errc::kUnsupported, "no expert operations");
         const size_t last = out_.program.ops.size();
         std::vector<int> uses(last + 1, 0);
@@ -150,15 +152,42 @@ public:
         for (size_t i = 1; i < last; ++i) {
             if (uses[i] == 0) return fail(Errc::kUnsupported, "an intermediate value leaves the chain");
         }
-        if (flagged_ != nullptr && flagged_ != out_.output) {
-            return fail(Errc::kUnsupported, std::string("intermediate ") + flagged_->name + " is an output");
+        for (const ggml_tensor* node : flagged_) {
+            if (is_intermediate(node)) {
+                return fail(Errc::kUnsupported, std::string("intermediate ") + node->name + " is an output");
+            }
         }
+        if (Status ok = check_uses(graph); !ok) return tl::unexpected(ok.error());
         return std::move(out_);
     }
 
 private:
     static Status refuse(const ggml_tensor* node, const char* why) {
         return fail(Errc::kUnsupported, std::string(node->name) + " (" + ggml_op_desc(node) + "): " + why);
+    }
+
+    // A value of the chain that workers do not return.
+    bool is_intermediate(const ggml_tensor* node) const {
+        const auto value = find(node);
+        return value && *value != 0 && *value != out_.program.ops.size();
+    }
+
+    // Does a node outside this split read an intermediate value (a low-rank adapter of the last product does)?
+    // ggml counts the uses of every node over the whole graph.
+    Status check_uses(const ggml_cgraph* graph) const {
+        std::map<const ggml_tensor*, int> inside;
+        for (int i = 0; i < graph->n_nodes; ++i) {
+            for (const ggml_tensor* source : graph->nodes[i]->src) {
+                if (source != nullptr && is_intermediate(source)) ++inside[source];
+            }
+        }
+        for (int i = 0; i < graph->n_nodes; ++i) {
+            const ggml_tensor* node = graph->nodes[i];
+            if (is_intermediate(node) && ggml_node_get_use_count(graph, i) != inside[node]) {
+                return refuse(node, "is read elsewhere too");
+            }
+        }
+        return {};
     }
 
     std::optional<uint8_t> find(const ggml_tensor* tensor) const {
@@ -295,7 +324,7 @@ private:
 
     Captured out_;
     std::map<const ggml_tensor*, uint8_t> registers_;
-    const ggml_tensor* flagged_ = nullptr;
+    std::vector<const ggml_tensor*> flagged_;
 };
 
 }  // namespace
@@ -333,7 +362,7 @@ Result<std::vector<Captured>> capture(ggml_cgraph* graph) {
             const auto name = weight_of(node->src[0]);
             if (!name) return fail(Errc::kUnsupported, std::string(node->name) + ": product of other weights");
             if (bank && bank->layer() != name->layer) {
-                auto captured = bank->finish();
+                auto captured = bank->finish(graph);
                 if (!captured) return tl::unexpected(captured.error());
                 done.push_back(std::move(*captured));
                 bank.reset();
@@ -347,7 +376,7 @@ Result<std::vector<Captured>> capture(ggml_cgraph* graph) {
         if (Status ok = bank->add(node); !ok) return tl::unexpected(ok.error());
     }
     if (!bank) return done;
-    auto captured = bank->finish();
+    auto captured = bank->finish(graph);
     if (!captured) return tl::unexpected(captured.error());
     done.push_back(std::move(*captured));
     return done;

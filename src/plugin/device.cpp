@@ -166,8 +166,10 @@ void kvasir_set_n_threads(ggml_backend_t backend, int n_threads) {
     BackendContext& context = context_of(backend);
     if (n_threads == context.threads || n_threads < 1) return;
     context.threads = n_threads;
-    engine::free_threads(context.pool);
+    // The CPU backend touches its old pool when it gets the new one.
+    ggml_threadpool* old = context.pool;
     context.pool = engine::set_threads(context.cpu.get(), n_threads);
+    engine::free_threads(old);
     if (context.lane) context.lane->set_threads(static_cast<uint32_t>(n_threads));
 }
 
