@@ -3,15 +3,21 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 namespace kvasir::e2e {
 namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
 
 // A file in memory: the program can write as much as it likes without anybody reading meanwhile.
 class Capture {
@@ -23,7 +29,7 @@ public:
     int fd() const { return fd_; }
     std::string text() const {
         std::string out;
-        char buffer[4096];
+        char buffer[65536];
         ssize_t count = 0;
         while ((count = pread(fd_, buffer, sizeof(buffer), static_cast<off_t>(out.size()))) > 0) {
             out.append(buffer, static_cast<size_t>(count));
@@ -35,47 +41,130 @@ private:
     int fd_;
 };
 
+size_t count_of(const std::string& text, std::string_view wanted) {
+    size_t count = 0;
+    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
+        ++count;
+    }
+    return count;
+}
+
+[[noreturn]] void run_child(const std::vector<char*>& arguments, const ProgramOptions& options,
+                            int out_fd, int err_fd) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (const std::string& variable : options.environment) {
+        putenv(const_cast<char*>(variable.c_str()));
+    }
+    if (!options.stdout_path.empty()) out_fd = open(options.stdout_path.c_str(), O_WRONLY);
+    dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+    dup2(out_fd, STDOUT_FILENO);
+    dup2(err_fd, STDERR_FILENO);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+}
+
 }  // namespace
 
-Outcome run_program(const std::vector<std::string>& argv, const ProgramOptions& options) {
-    const Capture out("stdout");
-    const Capture err("stderr");
+struct Program::Impl {
+    Capture out{"stdout"};
+    Capture err{"stderr"};
+    pid_t pid = -1;
+    std::optional<int> exit_code;
+
+    bool poll() {
+        if (exit_code || pid < 0) return true;
+        int status = 0;
+        const pid_t done = waitpid(pid, &status, WNOHANG);
+        if (done == 0 || (done < 0 && errno == EINTR)) return false;
+        exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        return true;
+    }
+};
+
+Program::Program(const std::vector<std::string>& argv, const ProgramOptions& options)
+    : impl_(std::make_unique<Impl>()) {
     std::vector<char*> arguments;
-    for (const std::string& argument : argv)
+    for (const std::string& argument : argv) {
         arguments.push_back(const_cast<char*>(argument.c_str()));
+    }
     arguments.push_back(nullptr);
     const pid_t pid = fork();
-    if (pid == 0) {
-        for (const std::string& variable : options.environment) {
-            putenv(const_cast<char*>(variable.c_str()));
-        }
-        int out_fd = out.fd();
-        if (!options.stdout_path.empty()) out_fd = open(options.stdout_path.c_str(), O_WRONLY);
-        dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
-        dup2(out_fd, STDOUT_FILENO);
-        dup2(err.fd(), STDERR_FILENO);
-        execv(arguments[0], arguments.data());
-        _exit(127);
+    if (pid == 0) run_child(arguments, options, impl_->out.fd(), impl_->err.fd());
+    impl_->pid = pid;
+}
+
+Program::Program(Program&&) noexcept = default;
+
+Program& Program::operator=(Program&& other) noexcept {
+    std::swap(impl_, other.impl_);
+    return *this;
+}
+
+Program::~Program() {
+    if (!impl_ || impl_->poll()) return;
+    signal(SIGKILL);
+    waitpid(impl_->pid, nullptr, 0);
+}
+
+pid_t Program::pid() const {
+    return impl_->pid;
+}
+std::string Program::out() const {
+    return impl_->out.text();
+}
+std::string Program::err() const {
+    return impl_->err.text();
+}
+bool Program::running() {
+    return !impl_->poll();
+}
+
+void Program::signal(int number) const {
+    if (impl_->pid > 0 && !impl_->exit_code) kill(impl_->pid, number);
+}
+
+bool Program::wait_for(std::string_view text, size_t count, unsigned seconds_max) {
+    bool there = false;
+    eventually(
+        [&] {
+            const bool ended = !running();  // before reading: its last words count
+            there = count_of(out(), text) + count_of(err(), text) >= count;
+            return there || ended;
+        },
+        seconds_max);
+    return there;
+}
+
+std::string Program::word_after(std::string_view before) const {
+    for (const std::string& text : {out(), err()}) {
+        const size_t at = text.find(before);
+        if (at == std::string::npos) continue;
+        const size_t begin = at + before.size();
+        return text.substr(begin, text.find_first_of(" \r\n", begin) - begin);
     }
-    Outcome outcome;
-    if (pid < 0) return outcome;
-    const auto deadline =
-        std::chrono::steady_clock::now() + std::chrono::seconds(options.seconds_max);
-    int status = 0;
-    bool killed = false;
-    for (;;) {
-        const pid_t done = waitpid(pid, &status, WNOHANG);
-        if (done == pid || (done < 0 && errno != EINTR)) break;
-        if (!killed && std::chrono::steady_clock::now() > deadline) {
-            kill(pid, SIGKILL);
-            killed = true;
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return {};
+}
+
+Outcome Program::wait(unsigned seconds_max) {
+    if (!eventually([this] { return impl_->poll(); }, seconds_max)) {
+        signal(SIGKILL);
+        eventually([this] { return impl_->poll(); });
     }
-    outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    outcome.out = out.text();
-    outcome.err = err.text();
-    return outcome;
+    return {impl_->exit_code.value_or(-1), out(), err()};
+}
+
+bool eventually(const std::function<bool()>& condition, unsigned seconds_max) {
+    const auto deadline = Clock::now() + seconds(seconds_max);
+    while (!condition()) {
+        if (Clock::now() > deadline) return false;
+        // tidy: sleep, polls what another process does; nothing signals it
+        std::this_thread::sleep_for(milliseconds(1));
+    }
+    return true;
+}
+
+Outcome run_program(const std::vector<std::string>& argv, const ProgramOptions& options) {
+    return Program(argv, options).wait(options.seconds_max);
 }
 
 Outcome kvasir(std::vector<std::string> arguments, const ProgramOptions& options) {
