@@ -14,6 +14,7 @@
 #include "apps/flag_values.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
+#include "base/log.hpp"
 #include "generate/backends.hpp"
 #include "generate/session.hpp"
 
@@ -81,6 +82,8 @@ Result<RunOutcome> generate_once(const RunFlags& flags, Swarm* swarm) {
     if (!flags.json) {
         if (flags.echo) stream_text(request.prompt);
         request.on_text = stream_text;
+    } else if (log_enabled(LogLevel::kDebug)) {
+        request.on_text = [](std::string_view text) { log(LogLevel::kDebug, "text", printable(text)); };
     }
     auto generation = session->generate(request);
     if (!flags.json) std::fputc('\n', stdout);
@@ -123,6 +126,7 @@ Result<bool> run(RunFlags& flags) {
         auto started = Swarm::start(flags.swarm);
         if (!started) return tl::unexpected(started.error());
         swarm = std::move(*started);
+        if (flags.swarm.wait_outside) fmt::print(stderr, "listening on {}\n", swarm->address());
     }
     auto outcome = generate_once(flags, swarm.get());
     if (!outcome) return tl::unexpected(outcome.error());

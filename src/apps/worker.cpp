@@ -55,6 +55,8 @@ Status serve(const WorkerFlags& flags) {
     std::signal(SIGTERM, SIG_IGN);
     std::signal(SIGINT, SIG_IGN);
     g_worker = nullptr;
+    log(LogLevel::kInfo, "worker", "computed " + std::to_string((*made)->pairs_done()) + " pairs in " +
+                                       std::to_string((*made)->requests_done()) + " requests");
     return ok;
 }
 
