@@ -125,6 +125,7 @@ struct MessageStream::Impl {
     StreamCounters counters;
     Clock::time_point last_heard = Clock::now();
     std::chrono::milliseconds read_timeout{0};  // SO_RCVTIMEO as it is set
+    bool kernel_empty = false;                  // the last read took all that was there
     bool closed = false;                        // nothing goes either way any more
     bool write_closed = false;  // a write failed; what had arrived can still be read
 
@@ -259,7 +260,8 @@ Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
         reader.commit(count);
         counters.bytes_in += count;
         last_heard = Clock::now();
-        return count < room->size() ? Read::kAll : Read::kSome;
+        kernel_empty = count < room->size();
+        return kernel_empty ? Read::kAll : Read::kSome;
     }
     if (got == 0) {
         const bool partial = reader.partial();
@@ -267,7 +269,10 @@ Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
         return fail(Errc::kClosed, partial ? "the connection ended in the middle of a message"
                                            : "the connection ended without a close frame");
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return Read::kNothing;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
+        kernel_empty = errno != EINTR;
+        return Read::kNothing;
+    }
     const Error error = socket_error("recv", errno);
     write_closed = true;  // nothing can be sent on it either
     close(1000);
@@ -474,6 +479,10 @@ Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
         // The kernel had no more; if it has by now, poll() says so.
         if (*read == Impl::Read::kAll) return impl_->next_message();
     }
+}
+
+bool MessageStream::may_have_more() const {
+    return impl_ && (!impl_->kernel_empty || impl_->reader.partial());
 }
 
 // Waits in recv() itself where it can: a wake-up is then one system call in place of three.

@@ -299,18 +299,19 @@ TEST_P(Streams, APeerThatNeverReadsMakesUsBusyNotBig) {
     limits.unsent_bytes_max = 1 << 20;
     MessageStream sender(std::move(a), Side::kServer, {}, limits);
     size_t taken = 0;
-    Status status;
-    while (taken < 10000) {
-        status = sender.enqueue(pattern(50000, static_cast<uint32_t>(taken)));
-        if (!status) break;
-        ++taken;
-    }
-    ASSERT_FALSE(status) << "never busy";
-    EXPECT_EQ(status.error().code, Errc::kBusy);
+    const auto fill = [&sender, &taken] {
+        while (taken < 10000) {
+            const auto status = sender.enqueue(pattern(50000, static_cast<uint32_t>(taken)));
+            if (!status) return status.error().code;
+            ++taken;
+        }
+        return Errc::kCount_;
+    };
+    EXPECT_EQ(fill(), Errc::kBusy);
     EXPECT_TRUE(sender.wants_write());
     EXPECT_FALSE(sender.closed());
     EXPECT_EQ(sender.flush_until(in(30ms)).error().code, Errc::kTimeout);
-    EXPECT_EQ(sender.enqueue(pattern(50000)).error().code, Errc::kBusy);
+    EXPECT_EQ(fill(), Errc::kBusy);  // the kernel may have taken a little more by now
     const Bytes never((1 << 20) + 1);
     EXPECT_EQ(sender.enqueue(never).error().code, Errc::kLimit);
 
