@@ -239,7 +239,7 @@ Status Hub::on_hello(uint64_t tag, Joining& joining, std::span<const uint8_t> me
         sessions_.emplace(tag, session);
     }
     on_session(tag);  // what came right behind the HELLO makes no event
-    session->rearm();
+    session->watch();
     verifier_.add(session);
     return {};
 }
@@ -253,7 +253,7 @@ void Hub::on_session(uint64_t tag) {
     if (!session) return;
     if (session->claim(this)) {
         (void)session->pump(nullptr, {});
-        session->release(this);
+        session->give_back(this);
     }
 }
 
@@ -269,6 +269,7 @@ void Hub::tick() {
     }
     for (const auto& session : sessions()) {
         if (!session->open()) continue;
+        session->give_back_idle();
         if (now - session->last_heard() > limits_.silence_max) {
             session->close({Errc::kTimeout, "silent for too long"});
         } else if (session->wants_probe()) {

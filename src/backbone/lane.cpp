@@ -39,7 +39,11 @@ SwarmLane::SwarmLane(Replica& replica, RosterBoard& board, Stats& stats, std::un
     };
 }
 
-SwarmLane::~SwarmLane() { finish(); }
+SwarmLane::~SwarmLane() {
+    finish();
+    if (!roster_) return;
+    for (const auto& worker : roster_->workers) worker->give_back(this);
+}
 
 void SwarmLane::set_threads(uint32_t threads) {
     auto device = engine::find_device("");

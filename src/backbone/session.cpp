@@ -11,6 +11,7 @@ namespace kvasir::backbone {
 namespace {
 
 constexpr size_t kSamples = 4096;
+constexpr auto kClaimIdle = std::chrono::milliseconds(50);
 constexpr uint32_t kControlPerSecondMax = 100;  // frames of a worker that answer no request
 
 std::string one_line(const wire::BuildFingerprint& build) {
@@ -75,6 +76,7 @@ Status WorkerSession::request(uint32_t request_id, std::span<const std::span<con
     }
     pending_.emplace(request_id, Pending{box, cookie});
     ++requests_;
+    if (!reading_ && reader_ != nullptr) give_back_locked();
     if (stream_.wants_write() && reader_ == nullptr) watch_locked();
     return {};
 }
@@ -88,24 +90,45 @@ void WorkerSession::cancel(uint32_t request_id) {
 
 bool WorkerSession::claim(const void* reader) {
     const std::lock_guard lock(mu_);
-    if (reader_ != nullptr && reader_ != reader) return false;
+    if (reading_ && reader_ != reader) return false;
     if (reader_ == nullptr) {
-        reader_ = reader;
         epoll_event event{};
+        event.events = EPOLLONESHOT;  // a hang-up is always reported, but then only once
         event.data.u64 = tag_;
         ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd_, &event);
     }
+    reader_ = reader;
+    reading_ = true;
     return true;
 }
 
 void WorkerSession::release(const void* reader) {
     const std::lock_guard lock(mu_);
-    if (reader_ != reader) return;
+    if (reader_ != reader || !reading_) return;
+    reading_ = false;
+    idle_since_ = net::Clock::now();
+    // Somebody else waits for what may come: the hub has to read.
+    if (!pending_.empty() || stream_.wants_write()) give_back_locked();
+}
+
+void WorkerSession::give_back(const void* reader) {
+    const std::lock_guard lock(mu_);
+    if (reader_ == reader) give_back_locked();
+}
+
+void WorkerSession::give_back_idle() {
+    const std::lock_guard lock(mu_);
+    if (reading_ || reader_ == nullptr) return;
+    if (net::Clock::now() - idle_since_ >= kClaimIdle) give_back_locked();
+}
+
+void WorkerSession::give_back_locked() {
     reader_ = nullptr;
+    reading_ = false;
     watch_locked();
 }
 
-void WorkerSession::rearm() {
+void WorkerSession::watch() {
     const std::lock_guard lock(mu_);
     if (reader_ == nullptr) watch_locked();
 }
@@ -143,6 +166,7 @@ Status WorkerSession::pump(Mailbox* box, const OnReply& on_reply) {
             close_locked(ok.error(), box, on_reply);
             return ok;
         }
+        if (!stream_.may_have_more()) return {};
     }
 }
 

@@ -67,9 +67,14 @@ public:
     // Forgets a request; a late answer is dropped.
     void cancel(uint32_t request_id);
 
-    // The reading right. claim() is false when someone else has it (their thread will post to the mailbox).
+    // The reading right. claim() is false while someone else reads (their thread will post to the mailbox). After
+    // release() the right stays with the reader, unwatched by the hub, so that the next layer costs no system
+    // call; anybody may take it over, and the hub takes it back when it lies idle.
     bool claim(const void* reader);
     void release(const void* reader);
+    void give_back(const void* reader);  // for good: the hub watches again
+    void give_back_idle();               // hub only, now and then
+    void watch();                        // hub only: watch the new session's socket
     // Reads what is there. Answers for `box` go to on_reply, others are posted. Also writes what is pending.
     // Errors: the session is then closed and every asker told.
     Status pump(Mailbox* box, const OnReply& on_reply);
@@ -81,7 +86,6 @@ public:
     void ping();
     net::Clock::time_point last_heard() const;
     net::Clock::time_point last_ping() const;
-    void rearm();  // hub only: watch the socket again unless a lane has claimed it
 
     // Health and accounting.
     void on_answer(uint32_t pairs, std::chrono::nanoseconds took, std::chrono::nanoseconds compute);
@@ -106,6 +110,7 @@ private:
     void close_locked(const Error& reason, Mailbox* box, const OnReply& on_reply);
     void refresh_usable_locked();
     void watch_locked();
+    void give_back_locked();
     Status count_control_locked(net::Clock::time_point now);
 
     // Constant after construction.
@@ -127,7 +132,9 @@ private:
     // Guarded by mu_.
     net::MessageStream stream_;
     dispatch::Health health_;
-    const void* reader_ = nullptr;
+    const void* reader_ = nullptr;      // null: the hub's epoll watches
+    bool reading_ = false;              // the reader is at it now
+    net::Clock::time_point idle_since_{};
     std::unordered_map<uint32_t, Pending> pending_;
     std::set<uint32_t> cancelled_;
     net::Clock::time_point last_ping_{};

@@ -86,6 +86,11 @@ void Verifier::run() {
             continue;
         }
         if (task.session->exact() || !exact_strict_) board_.add(task.session, task.layer);
+        const std::lock_guard lock(mu_);
+        if (tasks_.empty()) {
+            log(LogLevel::kInfo, "verify", "workers hold " + std::to_string(board_.experts_covered()) + " of " +
+                                               std::to_string(board_.experts_active()) + " experts in use");
+        }
     }
 }
 

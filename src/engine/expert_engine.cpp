@@ -36,7 +36,7 @@ bool product_takes_q8k(ggml_backend_dev_t device, ggml_type weight_type, int64_t
 bool depends_on_grouping(ggml_type type) {
     switch (type) {
         case GGML_TYPE_IQ2_XXS: case GGML_TYPE_IQ2_XS: case GGML_TYPE_IQ2_S: case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S: case GGML_TYPE_IQ1_S: case GGML_TYPE_IQ1_M:
+        case GGML_TYPE_IQ3_S: case GGML_TYPE_IQ1_S: case GGML_TYPE_IQ1_M: case GGML_TYPE_IQ4_XS:
             return true;
         default: return false;
     }
