@@ -30,10 +30,20 @@ inline bool eventually(const std::function<bool()>& ready) {
     return true;
 }
 
+// Made once a process: quantising it costs more than most tests.
+struct ToyFile {
+    toy::Folder folder;
+    std::string path = toy::write_toy(folder, "toy.gguf", toy::toy_spec());
+    std::string cache = folder / "cache";
+};
+inline const ToyFile& toy_file() {
+    static const ToyFile file;
+    return file;
+}
+
 class ToySwarm {
 public:
-    explicit ToySwarm(bool strict = true, std::chrono::milliseconds stall_max = 150ms)
-        : path_(toy::write_toy(folder_, "toy.gguf", toy::toy_spec())), toy_(path_) {
+    explicit ToySwarm(bool strict = true, std::chrono::milliseconds stall_max = 150ms) {
         Options options;
         options.model_path = path_;
         options.listen = "127.0.0.1:0";
@@ -52,9 +62,8 @@ public:
     }
 
     Backbone& backbone() { return *backbone_; }
-    std::string cache() const { return folder_ / "cache"; }
+    const std::string& cache() const { return toy_file().cache; }
     const std::string& path() const { return path_; }
-    const toy::Folder& folder() const { return folder_; }
 
     // A worker with these experts of both layers.
     std::unique_ptr<FakeWorker> worker(uint32_t begin, uint32_t end, const std::string& name = "fake",
@@ -121,9 +130,8 @@ public:
     static std::vector<uint32_t> all_experts() { return {0, 4, 1, 5, 2, 6, 3, 7}; }
 
 private:
-    toy::Folder folder_;
-    std::string path_;
-    toy::Toy toy_;
+    const std::string path_ = toy_file().path;
+    toy::Toy toy_{path_};
     moe::Program program_ = toy::swiglu();
     std::vector<engine::BankWeights> weights_;
     std::unique_ptr<Backbone> backbone_;

@@ -157,7 +157,7 @@ Status Worker::serve(net::MessageStream& stream) {
         if (*message) {
             last_request = net::Clock::now();
             if (Status ok = answer(stream, **message); !ok) return ok;
-            if (!draining || last_request < drain_end) continue;
+            if (stream.may_have_more() && (!draining || last_request < drain_end)) continue;
         }
         const auto now = net::Clock::now();
         if (draining && (now >= drain_end || now - last_request >= options_.drain_quiet)) {
