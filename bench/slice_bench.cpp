@@ -1,8 +1,9 @@
 // How fast a slice is cut, beside `cp` of the same bytes: slice_bench MODEL EXPERTS FOLDER [RUNS]
 //
-// Alternates four ways of making the same file in FOLDER, with everything in the page cache: cp; cp and
-// fsync; kvasir's cut with a manifest at hand (which includes fsync); the cut that must hash what it
-// copies. Prints medians in seconds and the ratios as JSON. `ratio_durable` compares like with like.
+// Alternates four ways of making the same file in FOLDER, with everything in the page cache: cp; cp
+// and fsync; kvasir's cut with a manifest at hand (which includes fsync); the cut that must hash
+// what it copies. Prints medians in seconds and the ratios as JSON. `ratio_durable` compares like
+// with like.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -92,10 +93,11 @@ int main(int argc, char** argv) {
     const double cp_flushed = median(times[1]);
     const double cut = median(times[2]);
     const double cut_hashing = median(times[3]);
-    std::printf("{\"bytes\": %llu, \"cp_s\": %.4f, \"cp_fsync_s\": %.4f, \"slice_s\": %.4f, "
-                "\"slice_hashing_s\": %.4f, \"ratio\": %.3f, \"ratio_durable\": %.3f, "
-                "\"ratio_durable_hashing\": %.3f}\n",
-                static_cast<unsigned long long>(first->bytes_file), cp, cp_flushed, cut,
-                cut_hashing, cp / cut, cp_flushed / cut, cp_flushed / cut_hashing);
+    std::printf(
+        "{\"bytes\": %llu, \"cp_s\": %.4f, \"cp_fsync_s\": %.4f, \"slice_s\": %.4f, "
+        "\"slice_hashing_s\": %.4f, \"ratio\": %.3f, \"ratio_durable\": %.3f, "
+        "\"ratio_durable_hashing\": %.3f}\n",
+        static_cast<unsigned long long>(first->bytes_file), cp, cp_flushed, cut, cut_hashing,
+        cp / cut, cp_flushed / cut, cp_flushed / cut_hashing);
     return 0;
 }

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "apps/commands.hpp"
@@ -118,8 +118,9 @@ void add_slice(CLI::App& app, int& exit_code) {
         ->required();
     command->add_option("-o,--output", flags->output, "the slice to write")->required();
     command->add_flag("-f,--force", flags->force, "replace an existing file");
-    command->add_flag("--no-model-id", flags->no_model_id,
-                      "do not read the whole model (once) to learn its id; hash only what is copied");
+    command->add_flag(
+        "--no-model-id", flags->no_model_id,
+        "do not read the whole model (once) to learn its id; hash only what is copied");
     command->add_option("--cache-dir", flags->cache_dir,
                         "where manifests are kept (default: $XDG_CACHE_HOME/kvasir)");
     command->add_flag("--json", flags->json, "JSON for programs");

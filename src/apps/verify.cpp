@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "apps/commands.hpp"
@@ -46,8 +46,9 @@ Status compare_with_model(const VerifyFlags& flags, const moe::Model& slice, Out
     if (slice.slice_model_id.empty() || !manifest) return {};
     if (to_hex(manifest->model_id) != slice.slice_model_id) {
         return fail(Errc::kMismatch, flags.slice + ": key 'kvasir.model_id' is not the id of " +
-                                         flags.model + ", though these experts are equal; cut it "
-                                                       "again from the model it is to serve");
+                                         flags.model +
+                                         ", though these experts are equal; cut it "
+                                         "again from the model it is to serve");
     }
     outcome.compared_id = true;
     return {};

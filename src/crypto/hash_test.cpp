@@ -30,21 +30,21 @@ TEST(Sha256Test, KnownAnswers) {
 }
 
 TEST(Sha256Test, PiecesOfAnySizeGiveTheDigestOfTheWhole) {
-    EXPECT_TRUE(rc::check("streaming equals one-shot", [](const std::vector<uint8_t>& data,
-                                                          const std::vector<size_t>& cuts) {
-        Hasher hasher;
-        std::span<const uint8_t> rest(data);
-        for (size_t cut : cuts) {
-            const auto piece = rest.first(cut % (rest.size() + 1));
-            hasher.update(piece);
-            rest = rest.subspan(piece.size());
-        }
-        hasher.update(rest);
-        RC_ASSERT(hasher.finish() == sha256(data));
-        // finish() resets: the same hasher starts afresh.
-        hasher.update(data);
-        RC_ASSERT(hasher.finish() == sha256(data));
-    }));
+    EXPECT_TRUE(rc::check("streaming equals one-shot",
+                          [](const std::vector<uint8_t>& data, const std::vector<size_t>& cuts) {
+                              Hasher hasher;
+                              std::span<const uint8_t> rest(data);
+                              for (size_t cut : cuts) {
+                                  const auto piece = rest.first(cut % (rest.size() + 1));
+                                  hasher.update(piece);
+                                  rest = rest.subspan(piece.size());
+                              }
+                              hasher.update(rest);
+                              RC_ASSERT(hasher.finish() == sha256(data));
+                              // finish() resets: the same hasher starts afresh.
+                              hasher.update(data);
+                              RC_ASSERT(hasher.finish() == sha256(data));
+                          }));
 }
 
 TEST(Sha256Test, AMovedHasherCarriesItsState) {

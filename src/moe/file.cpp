@@ -37,8 +37,9 @@ Error system_error(Errc code, std::string_view path, std::string_view doing, int
             detail += "the disk quota is used up; free some space there or choose another folder";
             break;
         case EFBIG:
-            detail += "the file would exceed the largest size allowed (ulimit -f, or the file "
-                      "system's own limit); raise the limit or choose another folder";
+            detail +=
+                "the file would exceed the largest size allowed (ulimit -f, or the file "
+                "system's own limit); raise the limit or choose another folder";
             break;
         case EIO:
             detail += "the storage device reported an error; check the disk (dmesg) before a retry";
@@ -160,8 +161,8 @@ Status copy_bytes(const CopyEnd& from, const CopyEnd& to, uint64_t bytes, const 
                                        calls);
         }
         if (moved < 0) {
-            return tl::unexpected(system_error(Errc::kIo, to.path,
-                                               "copying from " + printable(from.path), errno));
+            return tl::unexpected(
+                system_error(Errc::kIo, to.path, "copying from " + printable(from.path), errno));
         }
         bytes -= static_cast<uint64_t>(moved);
     }
@@ -216,8 +217,8 @@ Result<std::string> final_path(const std::string& path) {
                                       ": is not a regular file (a folder, a device or a dangling "
                                       "link); name a file to write");
     }
-    const fs::path resolved = fs::is_symlink(own) ? fs::canonical(path, error)
-                                                  : fs::absolute(path, error);
+    const fs::path resolved =
+        fs::is_symlink(own) ? fs::canonical(path, error) : fs::absolute(path, error);
     if (error || !resolved.has_filename()) {
         return fail(Errc::kUsage, printable(path) + ": is not a name a file can be written under");
     }
@@ -281,8 +282,8 @@ Status AtomicFile::rename(bool replace) {
     if (replace) {
         failed = ::rename(temporary_.c_str(), path_.c_str());
     } else {
-        failed = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(),
-                             RENAME_NOREPLACE);
+        failed =
+            ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE);
         if (failed != 0 && (errno == EINVAL || errno == ENOSYS)) {
             // link() refuses an existing name too; the destructor then removes the other name.
             failed = ::link(temporary_.c_str(), path_.c_str());
@@ -308,8 +309,8 @@ Status AtomicFile::commit(bool replace) {
     temporary_.clear();
     // The file is whole and in place; only the durability of its name is left. Some file systems
     // cannot flush a folder.
-    const Fd folder(::open(fs::path(path_).parent_path().c_str(),
-                           O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const Fd folder(
+        ::open(fs::path(path_).parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder.is_open() || (::fsync(folder.get()) != 0 && errno != EINVAL)) {
         log(LogLevel::kWarn, "moe",
             printable(path_) + ": written, but its folder could not be flushed: " +
@@ -335,7 +336,8 @@ FileSizeSignalGuard::~FileSizeSignalGuard() {
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGXFSZ);
     const timespec now = {};
-    while (sigtimedwait(&wanted, nullptr, &now) > 0) {}  // take what our writes raised
+    while (sigtimedwait(&wanted, nullptr, &now) > 0) {
+    }  // take what our writes raised
     pthread_sigmask(SIG_UNBLOCK, &wanted, nullptr);
 }
 

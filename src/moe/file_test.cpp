@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include <cerrno>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <cerrno>
 
 #include "moe/slice_testing.hpp"
 
@@ -18,13 +18,13 @@ using testing::write_file;
 
 // What the replaced system calls do next; one copy at a time.
 struct Script {
-    size_t step_max = SIZE_MAX;   // most bytes any call moves
-    int copy_error = 0;           // copy_file_range fails with this...
+    size_t step_max = SIZE_MAX;     // most bytes any call moves
+    int copy_error = 0;             // copy_file_range fails with this...
     uint64_t copy_error_after = 0;  // ...once it has moved so much
     bool copy_gives_zero = false;
     int read_error = 0;
     int write_error = 0;
-    bool interrupt = false;       // every other call is interrupted
+    bool interrupt = false;  // every other call is interrupted
     uint64_t calls = 0;
     uint64_t copied = 0;
 };
@@ -44,8 +44,8 @@ const CopyCalls kScripted = {
             errno = script.copy_error;
             return -1;
         }
-        const ssize_t moved = ::copy_file_range(in, in_offset, out, out_offset,
-                                                std::min(bytes, script.step_max), 0);
+        const ssize_t moved =
+            ::copy_file_range(in, in_offset, out, out_offset, std::min(bytes, script.step_max), 0);
         if (moved > 0) script.copied += static_cast<uint64_t>(moved);
         return moved;
     },
@@ -129,12 +129,9 @@ TEST_F(CopyTest, ErrorsNameTheFileAndWhatToDo) {
         const char* file;
         const char* words;
     } cases[] = {
-        {ENOSPC, 0, 0, "out", "disk is full"},
-        {EFBIG, 0, 0, "out", "ulimit -f"},
-        {EDQUOT, 0, 0, "out", "quota"},
-        {EIO, 0, 0, "out", "storage device"},
-        {EXDEV, EIO, 0, "in", "storage device"},
-        {EXDEV, 0, ENOSPC, "out", "disk is full"},
+        {ENOSPC, 0, 0, "out", "disk is full"},   {EFBIG, 0, 0, "out", "ulimit -f"},
+        {EDQUOT, 0, 0, "out", "quota"},          {EIO, 0, 0, "out", "storage device"},
+        {EXDEV, EIO, 0, "in", "storage device"}, {EXDEV, 0, ENOSPC, "out", "disk is full"},
         {EXDEV, 0, EROFS, "out", "read-only"},
     };
     for (const auto& c : cases) {

@@ -10,10 +10,10 @@
 #include <thread>
 #include <tuple>
 
-#include <cerrno>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cerrno>
 
 #include "base/log.hpp"
 #include "crypto/hash.hpp"
@@ -183,15 +183,15 @@ Status hash_ranges(const Model& model, std::vector<HashRange> ranges, const Hash
     std::sort(ranges.begin(), ranges.end(), [](const HashRange& a, const HashRange& b) {
         return std::tie(a.shard, a.offset, a.bytes) < std::tie(b.shard, b.offset, b.bytes);
     });
-    Work work{.model = model, .ranges = ranges, .options = options, .mu = {}, .error = {},
-              .zeros = {}};
+    Work work{
+        .model = model, .ranges = ranges, .options = options, .mu = {}, .error = {}, .zeros = {}};
     for (const HashRange& range : ranges) work.bytes_total += range.bytes;
     work.drop_behind = larger_than_half_of_memory(model);
 
     unsigned threads = options.threads;
     if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency() / 2);
-    threads = std::min({threads, kHashThreadsMax,
-                        static_cast<unsigned>(std::max<size_t>(1, ranges.size()))});
+    threads = std::min(
+        {threads, kHashThreadsMax, static_cast<unsigned>(std::max<size_t>(1, ranges.size()))});
     std::vector<std::thread> others;
     for (unsigned i = 1; i < threads; ++i) others.emplace_back([&work] { Worker(work).run(); });
     Worker(work).run();

@@ -14,8 +14,7 @@ namespace {
 constexpr std::string_view kModelIdDomain{"kvasir-model-1\0", 15};
 
 std::optional<size_t> position_of(const BankDigests& bank, uint32_t global_id) {
-    const auto found =
-        std::lower_bound(bank.global_ids.begin(), bank.global_ids.end(), global_id);
+    const auto found = std::lower_bound(bank.global_ids.begin(), bank.global_ids.end(), global_id);
     if (found == bank.global_ids.end() || *found != global_id) return std::nullopt;
     return static_cast<size_t>(found - bank.global_ids.begin());
 }

@@ -1,9 +1,10 @@
 // The manifest cache: one file per set of shard paths. Layout (little-endian):
 //   "kvasir-manifest" u8 version = 1
-//   u32 shards, per shard {u32 path bytes, path, u64 size, i64 mtime s, u32 ns, i64 ctime s, u32 ns,
-//                          u64 inode, u64 device}
+//   u32 shards, per shard {u32 path bytes, path, u64 size, u64 mtime s, u32 ns, u64 ctime s,
+//                          u32 ns, u64 inode, u64 device}
 //   32 bytes model id
-//   u32 banks, per bank {u32 layer, u32 bank, u32 experts, u32 tensors, tensors x experts x 32 bytes}
+//   u32 banks, per bank {u32 layer, u32 bank, u32 experts, u32 tensors,
+//                        tensors x experts x 32 bytes}
 //   32 bytes SHA-256 of all of the above
 #include <algorithm>
 #include <cerrno>
@@ -41,8 +42,8 @@ std::string cache_folder(const std::string& asked) {
     return {};
 }
 
-// What must be unchanged for a cached manifest to count. The change time is there because a file can
-// be rewritten and given its old modification time back.
+// What must be unchanged for a cached manifest to count. The change time is there because a file
+// can be rewritten and given its old modification time back.
 struct CacheKey {
     std::string file_name;  // from the paths alone, so that a newer model replaces an older one
     std::vector<uint8_t> record;
@@ -73,9 +74,9 @@ Result<CacheKey> make_key(const Model& model) {
         record.u64(info.st_ino);
         record.u64(info.st_dev);
     }
-    return CacheKey{to_hex(crypto::sha256(paths.data())).substr(0, kNameDigits) +
-                        std::string(kNameEnd),
-                    record.take()};
+    return CacheKey{
+        to_hex(crypto::sha256(paths.data())).substr(0, kNameDigits) + std::string(kNameEnd),
+        record.take()};
 }
 
 // True for the names that make_key() gives: nothing else in the folder is ours to remove.

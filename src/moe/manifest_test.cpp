@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <fcntl.h>
-#include <map>
 #include <sys/stat.h>
+#include <chrono>
+#include <map>
 
 #include "base/bytes.hpp"
 #include "crypto/hash.hpp"
@@ -182,8 +182,8 @@ protected:
     // True if the whole model was hashed.
     bool computes() {
         bool hashed = false;
-        const auto manifest = load_or_compute_manifest(
-            open_toy(path_), cache_, [&](uint64_t, uint64_t) { hashed = true; });
+        const auto manifest = load_or_compute_manifest(open_toy(path_), cache_,
+                                                       [&](uint64_t, uint64_t) { hashed = true; });
         KVASIR_CHECK(manifest.has_value());
         const auto fresh = compute_manifest(open_toy(path_));
         EXPECT_EQ(manifest->model_id, fresh->model_id);
@@ -218,7 +218,8 @@ TEST_F(ManifestCache, ADamagedFileIsReplaced) {
         EXPECT_EQ(read_file(cache_file()), good);
         EXPECT_FALSE(computes());
     }
-    for (const size_t size : {size_t{0}, size_t{31}, size_t{32}, good.size() - 1, good.size() + 1}) {
+    for (const size_t size :
+         {size_t{0}, size_t{31}, size_t{32}, good.size() - 1, good.size() + 1}) {
         auto bad = good;
         bad.resize(size);
         write_file(cache_file(), bad);

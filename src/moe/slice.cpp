@@ -7,8 +7,8 @@
 #include <string_view>
 #include <thread>
 
-#include <cerrno>
 #include <sys/stat.h>
+#include <cerrno>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
@@ -23,8 +23,8 @@ constexpr uint64_t kWritebackBytes = uint64_t{128} << 20;
 
 // What the slice takes from one bank of the source.
 struct BankCut {
-    size_t bank = 0;                   // index into Model::banks
-    std::vector<uint32_t> positions;   // of the experts in the source's stacks, ascending
+    size_t bank = 0;                  // index into Model::banks
+    std::vector<uint32_t> positions;  // of the experts in the source's stacks, ascending
 };
 
 // One byte range of the source and where it goes; adjacent experts of a tensor are one range.
@@ -71,9 +71,12 @@ Result<std::vector<BankCut>> choose_experts(const Model& model,
 // The shape of a stacked tensor with `experts` experts.
 std::array<uint64_t, 4> slice_shape(const SlabTensor& tensor, uint64_t experts) {
     switch (tensor.part) {
-        case SlabPart::kWeight: return {tensor.n_in, tensor.n_out, experts, 1};
-        case SlabPart::kBias: return {tensor.n_out, experts, 1, 1};
-        case SlabPart::kScale: return {experts, 1, 1, 1};
+        case SlabPart::kWeight:
+            return {tensor.n_in, tensor.n_out, experts, 1};
+        case SlabPart::kBias:
+            return {tensor.n_out, experts, 1, 1};
+        case SlabPart::kScale:
+            return {experts, 1, 1, 1};
     }
     return {};
 }
@@ -260,7 +263,8 @@ Status fill(AtomicFile& file, const Model& model, const Manifest* manifest, Cut&
         if (options.observer) options.observer(step, done, cut.bytes_slabs);
     };
     if (manifest != nullptr) take_digests(cut, *manifest, cut.spec.digests);
-    // Without a manifest the digests are still zero here: the header's size does not depend on them.
+    // Without a manifest the digests are still zero here: the header's size does not depend on
+    // them.
     auto metadata = make_slice_metadata(cut.spec);
     if (!metadata) return tl::unexpected(std::move(metadata.error()));
     observe(SliceStep::kCreated, 0);

@@ -29,7 +29,8 @@ int run_in_child(Body body) {
     const pid_t child = ::fork();
     if (child == 0) ::_exit(body());
     int status = 0;
-    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
     return status;
 }
 
@@ -104,10 +105,11 @@ TEST_F(SliceFailure, KilledAtAnyMomentItLeavesNothingOrAWholeFile) {
         std::filesystem::remove(out_);
         const pid_t child = ::fork();
         if (child == 0) ::_exit(cut(i % 2 == 0, out_) ? 0 : 1);
-        ::usleep(static_cast<useconds_t>(random() % 12'000));
+        ::usleep(static_cast<useconds_t>(random() % 12'000));  // tidy: sleep, a random moment
         ::kill(child, SIGKILL);
         int status = 0;
-        while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+        while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+        }
         if (!std::filesystem::exists(out_)) {
             ++killed_before;
             continue;

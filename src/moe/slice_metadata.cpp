@@ -60,10 +60,11 @@ void set_array(gguf_context* out, const std::string& key, ByteReader& in) {
         return;
     }
     // Nested arrays and types of a later version are left out: nothing in a slice needs them.
-    const size_t element_bytes = type == GGUF_TYPE_ARRAY || type >= GGUF_TYPE_COUNT
-                                     ? 0
-                                     : std::array<size_t, 13>{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8,
-                                                              8}[static_cast<size_t>(type)];
+    const size_t element_bytes =
+        type == GGUF_TYPE_ARRAY || type >= GGUF_TYPE_COUNT
+            ? 0
+            : std::array<size_t, 13>{
+                  1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}[static_cast<size_t>(type)];
     if (element_bytes == 0 || count > in.remaining() / element_bytes) return;
     const auto data = in.bytes(count * element_bytes);
     if (in.finished()) gguf_set_arr_data(out, key.c_str(), type, data.data(), count);
@@ -77,24 +78,49 @@ void set_kept_key(gguf_context* out, std::span<const uint8_t> record) {
     if (!name || in.failed()) return;
     const char* key = name->c_str();
     switch (type) {
-        case GGUF_TYPE_UINT8: gguf_set_val_u8(out, key, in.u8()); break;
-        case GGUF_TYPE_INT8: gguf_set_val_i8(out, key, static_cast<int8_t>(in.u8())); break;
-        case GGUF_TYPE_UINT16: gguf_set_val_u16(out, key, in.u16()); break;
-        case GGUF_TYPE_INT16: gguf_set_val_i16(out, key, static_cast<int16_t>(in.u16())); break;
-        case GGUF_TYPE_UINT32: gguf_set_val_u32(out, key, in.u32()); break;
-        case GGUF_TYPE_INT32: gguf_set_val_i32(out, key, in.i32()); break;
-        case GGUF_TYPE_FLOAT32: gguf_set_val_f32(out, key, in.f32()); break;
-        case GGUF_TYPE_UINT64: gguf_set_val_u64(out, key, in.u64()); break;
-        case GGUF_TYPE_INT64: gguf_set_val_i64(out, key, static_cast<int64_t>(in.u64())); break;
-        case GGUF_TYPE_FLOAT64: gguf_set_val_f64(out, key, std::bit_cast<double>(in.u64())); break;
-        case GGUF_TYPE_BOOL: gguf_set_val_bool(out, key, in.u8() != 0); break;
+        case GGUF_TYPE_UINT8:
+            gguf_set_val_u8(out, key, in.u8());
+            break;
+        case GGUF_TYPE_INT8:
+            gguf_set_val_i8(out, key, static_cast<int8_t>(in.u8()));
+            break;
+        case GGUF_TYPE_UINT16:
+            gguf_set_val_u16(out, key, in.u16());
+            break;
+        case GGUF_TYPE_INT16:
+            gguf_set_val_i16(out, key, static_cast<int16_t>(in.u16()));
+            break;
+        case GGUF_TYPE_UINT32:
+            gguf_set_val_u32(out, key, in.u32());
+            break;
+        case GGUF_TYPE_INT32:
+            gguf_set_val_i32(out, key, in.i32());
+            break;
+        case GGUF_TYPE_FLOAT32:
+            gguf_set_val_f32(out, key, in.f32());
+            break;
+        case GGUF_TYPE_UINT64:
+            gguf_set_val_u64(out, key, in.u64());
+            break;
+        case GGUF_TYPE_INT64:
+            gguf_set_val_i64(out, key, static_cast<int64_t>(in.u64()));
+            break;
+        case GGUF_TYPE_FLOAT64:
+            gguf_set_val_f64(out, key, std::bit_cast<double>(in.u64()));
+            break;
+        case GGUF_TYPE_BOOL:
+            gguf_set_val_bool(out, key, in.u8() != 0);
+            break;
         case GGUF_TYPE_STRING:
             if (const auto text = c_text(in.text(in.u64()))) {
                 gguf_set_val_str(out, key, text->c_str());
             }
             break;
-        case GGUF_TYPE_ARRAY: set_array(out, *name, in); break;
-        default: break;
+        case GGUF_TYPE_ARRAY:
+            set_array(out, *name, in);
+            break;
+        default:
+            break;
     }
 }
 
@@ -117,10 +143,9 @@ void set_own_keys(gguf_context* out, const SliceSpec& spec) {
 Status add_tensors(gguf_context* out, ggml_context* shapes, const SliceSpec& spec) {
     for (const SliceTensorSpec& tensor : spec.tensors) {
         if (tensor.name.size() >= GGML_MAX_NAME) {
-            return fail(Errc::kUnsupported, "tensor '" + printable(tensor.name) +
-                                                "': its name is longer than the " +
-                                                std::to_string(GGML_MAX_NAME - 1) +
-                                                " bytes that GGUF readers take");
+            return fail(Errc::kUnsupported,
+                        "tensor '" + printable(tensor.name) + "': its name is longer than the " +
+                            std::to_string(GGML_MAX_NAME - 1) + " bytes that GGUF readers take");
         }
         int64_t ne[4];
         for (int i = 0; i < 4; ++i) ne[i] = static_cast<int64_t>(tensor.ne[i]);
@@ -128,8 +153,8 @@ Status add_tensors(gguf_context* out, ggml_context* shapes, const SliceSpec& spe
             ggml_new_tensor(shapes, static_cast<ggml_type>(tensor.type), GGML_MAX_DIMS, ne);
         ggml_set_name(shape, tensor.name.c_str());
         if (ggml_nbytes(shape) != tensor.bytes) {
-            return fail(Errc::kBadInput, "tensor '" + printable(tensor.name) + "': " +
-                                             std::to_string(tensor.bytes) +
+            return fail(Errc::kBadInput, "tensor '" + printable(tensor.name) +
+                                             "': " + std::to_string(tensor.bytes) +
                                              " bytes do not fit its type and shape");
         }
         gguf_add_tensor(out, shape);
@@ -180,10 +205,10 @@ Result<std::vector<std::vector<uint8_t>>> read_kept_keys(const Model& model) {
 Result<SliceMetadata> make_slice_metadata(const SliceSpec& spec) {
     try {
         const GgufPtr out(gguf_init_empty());
-        const GgmlPtr shapes(ggml_init({.mem_size = (spec.tensors.size() + 1) *
-                                                    ggml_tensor_overhead(),
-                                        .mem_buffer = nullptr,
-                                        .no_alloc = true}));
+        const GgmlPtr shapes(
+            ggml_init({.mem_size = (spec.tensors.size() + 1) * ggml_tensor_overhead(),
+                       .mem_buffer = nullptr,
+                       .no_alloc = true}));
         if (!out || !shapes) return fail(Errc::kEnvironment, "not enough memory for the header");
         for (const auto& record : spec.kept_keys) set_kept_key(out.get(), record);
         set_own_keys(out.get(), spec);

@@ -31,8 +31,8 @@ struct SliceSpec {
     std::vector<SliceTensorSpec> tensors;         // in file order
     std::vector<uint32_t> banks;                  // layer, bank, experts
     std::vector<uint32_t> expert_ids;
-    std::vector<Sha256> digests;                  // as kvasir.slab_sha256
-    std::string model_id;                         // hex, empty: not known
+    std::vector<Sha256> digests;  // as kvasir.slab_sha256
+    std::string model_id;         // hex, empty: not known
 };
 
 struct SliceMetadata {
@@ -41,12 +41,13 @@ struct SliceMetadata {
     uint64_t file_bytes = 0;        // of the whole slice, the last tensor's padding included
 };
 
-// The key/value records of the model that a slice keeps: scalars, strings and flat arrays of at most
-// kKeptKeyBytesMax bytes, without tokenizer.*, split.*, kvasir.* and general.alignment, sorted.
-// Errors: kEnvironment, kIo, kBadInput.
+// The key/value records of the model that a slice keeps: scalars, strings and flat arrays of at
+// most kKeptKeyBytesMax bytes, without tokenizer.*, split.*, kvasir.* and general.alignment,
+// sorted. Errors: kEnvironment, kIo, kBadInput.
 Result<std::vector<std::vector<uint8_t>>> read_kept_keys(const Model& model);
 
-// Errors: kUnsupported (a tensor name too long for ggml), kBadInput (sizes that do not fit the type).
+// Errors: kUnsupported (a tensor name too long for ggml), kBadInput (sizes that do not fit the
+// type).
 Result<SliceMetadata> make_slice_metadata(const SliceSpec& spec);
 
 // SHA-256 of a header with the 64 digits of its kvasir.header_sha256 value, which begin at

@@ -270,8 +270,8 @@ TEST(Slice, AModelThatChangedItsSizeIsNotCut) {
 TEST(Slice, OffsetsPastTwoAndFourGigabytes) {
     constexpr uint64_t kGiB = uint64_t{1} << 30;
     const ScratchFolder folder;
-    ToyShape shape{.layers = 1, .experts = 4, .embd = 32, .ff = 32, .type = kF16,
-                   .type_down = kF16};
+    ToyShape shape{
+        .layers = 1, .experts = 4, .embd = 32, .ff = 32, .type = kF16, .type_down = kF16};
     auto plan = toy_plan(shape);
     plan.sparse = true;
     // Fillers of F16 rows, so that each expert tensor begins at or near the offset asked for.

@@ -1,8 +1,8 @@
 // Toy models, scratch folders and raw file access for the tests of manifest, slice and verify.
 //
-// Used by src/moe/*_test.cpp only. A toy has every layout a slice must cut: fused and separate gate/up,
-// biases, scales, a second bank, dense layers, an MTP layer, mixed types, splits. Thread: one.
-// Owns: ScratchFolder its folder. Limits: failures abort the test with KVASIR_CHECK.
+// Used by src/moe/*_test.cpp only. A toy has every layout a slice must cut: fused and separate
+// gate/up, biases, scales, a second bank, dense layers, an MTP layer, mixed types, splits. Thread:
+// one. Owns: ScratchFolder its folder. Limits: failures abort the test with KVASIR_CHECK.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ public:
     ScratchFolder() {
         // In memory where possible: hundreds of fsyncs to a disk would dominate the tests.
         const bool in_memory = ::access("/dev/shm", W_OK) == 0;
-        const auto base = in_memory ? std::filesystem::path("/dev/shm")
-                                    : std::filesystem::temp_directory_path();
+        const auto base =
+            in_memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path();
         std::string name = (base / "kvasir-test-XXXXXX").string();
         KVASIR_CHECK(::mkdtemp(name.data()) != nullptr);
         path_ = name;
@@ -73,8 +73,8 @@ inline void write_file(const std::string& path, const std::vector<uint8_t>& data
 constexpr uint32_t kF32 = 0, kF16 = 1, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14;
 
 struct ToyShape {
-    uint32_t layers = 2;      // with experts
-    uint32_t dense = 0;       // dense layers before them
+    uint32_t layers = 2;  // with experts
+    uint32_t dense = 0;   // dense layers before them
     uint32_t experts = 4;
     uint64_t embd = 256;
     uint64_t ff = 256;
@@ -83,8 +83,8 @@ struct ToyShape {
     bool fused = false;
     bool bias = false;
     bool scale = false;
-    bool chunk = false;       // a second bank (chexps) of two experts
-    bool mtp = false;         // the last layer is an MTP layer
+    bool chunk = false;  // a second bank (chexps) of two experts
+    bool mtp = false;    // the last layer is an MTP layer
     uint32_t splits = 1;
     uint32_t alignment = 32;
     uint64_t seed = 1;

@@ -20,7 +20,9 @@ namespace {
 constexpr size_t kHexDigits = 64;
 constexpr size_t kCompareBytes = size_t{1} << 20;
 
-std::string where(const Model& model) { return printable(model.shards.front().path) + ": "; }
+std::string where(const Model& model) {
+    return printable(model.shards.front().path) + ": ";
+}
 
 std::string describe(const SlabTensor& tensor, uint32_t global_id) {
     return "tensor '" + printable(tensor.name) + "', expert " + std::to_string(global_id);
@@ -103,18 +105,20 @@ Status check_padding(const Model& slice) {
     if (!fd) return tl::unexpected(std::move(fd.error()));
     uint64_t end = header.data_offset;
     spans.emplace_back((spans.empty() ? end : spans.back().first + spans.back().second), 0);
-    spans.back().first = (spans.back().first + kSliceAlignment - 1) / kSliceAlignment *
-                         kSliceAlignment;
+    spans.back().first =
+        (spans.back().first + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
     if (spans.back().first != header.file_bytes) {
         return fail(Errc::kBadInput, where(slice) + "the file has " +
-                                         std::to_string(header.file_bytes) + " bytes, its tensors "
-                                         "end at " + std::to_string(spans.back().first) +
-                                         "; get it again");
+                                         std::to_string(header.file_bytes) +
+                                         " bytes, its tensors "
+                                         "end at " +
+                                         std::to_string(spans.back().first) + "; get it again");
     }
     for (const auto& [offset, bytes] : spans) {
         if (offset < end || offset - end >= kSliceAlignment) {
-            return fail(Errc::kBadInput, where(slice) + "its tensors overlap or leave gaps; cut "
-                                                        "the slice again");
+            return fail(Errc::kBadInput, where(slice) +
+                                             "its tensors overlap or leave gaps; cut "
+                                             "the slice again");
         }
         std::vector<uint8_t> gap(static_cast<size_t>(offset - end));
         if (auto status = read_exactly(fd->get(), header.path, end, gap); !status) return status;
@@ -280,11 +284,10 @@ Result<const SlabTensor*> counterpart(const Model& slice, const Model& model,
     const SlabTensor* found = other == nullptr ? nullptr : other->find(tensor.role, tensor.part);
     const bool same_shape = found != nullptr && found->name == tensor.name &&
                             found->type == tensor.type && found->n_in == tensor.n_in &&
-                            found->n_out == tensor.n_out &&
-                            found->slab_bytes == tensor.slab_bytes;
+                            found->n_out == tensor.n_out && found->slab_bytes == tensor.slab_bytes;
     if (same_shape && other->tensors.size() == bank.tensors.size()) return found;
-    return fail(Errc::kMismatch, where(slice) + "tensor '" + printable(tensor.name) + "': " +
-                                     printable(model.shards.front().path) +
+    return fail(Errc::kMismatch, where(slice) + "tensor '" + printable(tensor.name) +
+                                     "': " + printable(model.shards.front().path) +
                                      " has none of that type and shape, so the slice is of "
                                      "another model");
 }

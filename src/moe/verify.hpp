@@ -1,8 +1,8 @@
 // Verification: is a slice what it says, and what the model says.
 //
-// Used by `kvasir verify`, and by the worker before it computes with a slice. Between the three checks
-// of verify_slice() (header digest, slab digests, padding and length) every bit of the file is covered.
-// Thread: functions are reentrant; hashing may use threads of its own. Owns: nothing.
+// Used by `kvasir verify`, and by the worker before it computes with a slice. Between the three
+// checks of verify_slice() (header digest, slab digests, padding and length) every bit of the file
+// is covered. Thread: functions are reentrant; hashing may use threads of its own. Owns: nothing.
 // Limits: those of gguf.hpp and hash_ranges.hpp.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace kvasir::moe {
 
-// The digests stored in a slice, checked for shape against its banks; model_id all zero if it has none.
-// Reads the file's header only. Errors: kBadInput (not a slice, or its kvasir.* keys are malformed),
-// kEnvironment, kIo.
+// The digests stored in a slice, checked for shape against its banks; model_id all zero if it has
+// none. Reads the file's header only. Errors: kBadInput (not a slice, or its kvasir.* keys are
+// malformed), kEnvironment, kIo.
 Result<Manifest> slice_manifest(const Model& slice);
 
 struct VerifyReport {
@@ -30,7 +30,8 @@ struct VerifyReport {
 Result<VerifyReport> verify_slice(const Model& slice, const HashOptions& options = {});
 
 // Compares every slab with the model's own, byte for byte; needs no manifest. Does not include
-// verify_slice(). Errors: kMismatch names tensor and expert, or what the model lacks; kIo, kBadInput.
+// verify_slice(). Errors: kMismatch names tensor and expert, or what the model lacks; kIo,
+// kBadInput.
 Result<VerifyReport> verify_slice_against(const Model& slice, const Model& model,
                                           const Progress& progress = {});
 

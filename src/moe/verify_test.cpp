@@ -15,8 +15,13 @@ using namespace testing;
 class Verify : public ::testing::Test {
 protected:
     Verify()
-        : model_(open_toy(write_toy(folder_, {.layers = 2, .experts = 6, .embd = 32, .ff = 32,
-                                              .type = kF16, .type_down = kF16, .scale = true}))),
+        : model_(open_toy(write_toy(folder_, {.layers = 2,
+                                              .experts = 6,
+                                              .embd = 32,
+                                              .ff = 32,
+                                              .type = kF16,
+                                              .type_down = kF16,
+                                              .scale = true}))),
           path_(folder_ / "s.gguf") {
         const auto manifest = compute_manifest(model_);
         const auto segments = parse_segments("0:1-2,0:4,1:0-4", model_);
@@ -137,8 +142,13 @@ TEST_F(Verify, AModelIsNotASlice) {
 }
 
 TEST_F(Verify, OtherModelsAreToldApart) {
-    ToyShape shape{.layers = 2, .experts = 6, .embd = 32, .ff = 32, .type = kF16,
-                   .type_down = kF16, .scale = true};
+    ToyShape shape{.layers = 2,
+                   .experts = 6,
+                   .embd = 32,
+                   .ff = 32,
+                   .type = kF16,
+                   .type_down = kF16,
+                   .scale = true};
     const auto against = [&](const ToyShape& other) {
         const Model model = open_toy(write_toy(folder_, other, "other.gguf"));
         const auto report = verify_slice_against(slice_, model);
@@ -153,11 +163,21 @@ TEST_F(Verify, OtherModelsAreToldApart) {
     shape.type = kF16;
     shape.scale = false;
     EXPECT_NE(against(shape).find("another model"), std::string::npos);
-    ToyShape fewer = {.layers = 2, .experts = 4, .embd = 32, .ff = 32, .type = kF16,
-                      .type_down = kF16, .scale = true};
+    ToyShape fewer = {.layers = 2,
+                      .experts = 4,
+                      .embd = 32,
+                      .ff = 32,
+                      .type = kF16,
+                      .type_down = kF16,
+                      .scale = true};
     EXPECT_NE(against(fewer).find("no such expert"), std::string::npos);
-    ToyShape shallow = {.layers = 1, .experts = 6, .embd = 32, .ff = 32, .type = kF16,
-                        .type_down = kF16, .scale = true};
+    ToyShape shallow = {.layers = 1,
+                        .experts = 6,
+                        .embd = 32,
+                        .ff = 32,
+                        .type = kF16,
+                        .type_down = kF16,
+                        .scale = true};
     EXPECT_NE(against(shallow).find("blk.1."), std::string::npos);
 }
 
