@@ -57,6 +57,7 @@ public:
         auto fresh = replica_->learn(layer, program, *learner_);
         if (!fresh) {
             log(LogLevel::kDebug, "backbone", "layer " + to_string(layer) + " stays local: " + fresh.error().detail);
+            if (fresh.error().code == Errc::kMismatch) replica_->warn_other_model(layer);
         } else if (*fresh) {
             board_.activate(layer);
             if (verifier_) verifier_->on_program(layer);

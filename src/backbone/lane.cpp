@@ -91,7 +91,10 @@ bool SwarmLane::prepare(const LayerBatch& batch) {
         if (tensor != nullptr && data == nullptr) data = tensor;
     }
     if (!known_weights_.contains({batch.layer, data})) {
-        if (!replica_.same_weights(batch.layer, batch.weights)) return false;
+        if (!replica_.same_weights(batch.layer, batch.weights)) {
+            replica_.warn_other_model(batch.layer);
+            return false;
+        }
         known_weights_.insert({batch.layer, data});
     }
     rows_quantised_ = false;

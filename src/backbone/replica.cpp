@@ -64,6 +64,13 @@ std::vector<LayerKey> Replica::learned_layers() const {
     return layers;
 }
 
+void Replica::warn_other_model(LayerKey layer) {
+    if (warned_.exchange(true)) return;
+    log(LogLevel::kWarn, "backbone", "a model of this process is not " + printable(model_.shards.front().path) +
+                                         " (layer " + to_string(layer) + " differs): its experts are computed here, " +
+                                         "not by workers; KVASIR_MODEL must name the file that the program runs");
+}
+
 bool Replica::same_weights(LayerKey layer, const engine::BankWeights::Tensors& tensors) const {
     const moe::ExpertBank* meta = model_.find_bank(layer);
     return meta != nullptr && engine::same_tensors(*meta, mapping_, tensors);

@@ -4,6 +4,7 @@
 // no memory until pages are touched. Thread: any; programs are guarded by mu_. Owns: model, mapping, banks.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,12 +43,15 @@ public:
     // Are these tensors of llama.cpp the ones of our file? Types and shapes, and bytes sampled from several slabs.
     // Another model in the same process (a draft model) has the same names.
     bool same_weights(LayerKey layer, const engine::BankWeights::Tensors& tensors) const;
+    // Says once that a model of this process is not the one that workers hold.
+    void warn_other_model(LayerKey layer);
 
 private:
     Replica(moe::Model model, moe::Mapping mapping) : model_(std::move(model)), mapping_(std::move(mapping)) {}
     moe::Model model_;
     moe::Mapping mapping_;
     std::optional<moe::Manifest> manifest_;
+    std::atomic<bool> warned_{false};
     mutable std::mutex mu_;
     std::map<LayerKey, LearnedBank> learned_;  // Guarded by mu_
 };

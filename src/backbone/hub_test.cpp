@@ -1,0 +1,243 @@
+// Joining: who may, who may not, and what they are told; the numeric challenge.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "backbone/swarm_testing.hpp"
+
+namespace kvasir::backbone::testing {
+namespace {
+
+size_t connected(Backbone& backbone) {
+    size_t count = 0;
+    for (const WorkerReport& worker : backbone.report().workers) count += worker.connected ? 1 : 0;
+    return count;
+}
+
+struct BadHello {
+    const char* name;
+    std::function<void(wire::Hello&)> edit;
+    Errc code;
+    std::vector<std::string> words;  // of the refusal
+};
+
+std::vector<BadHello> bad_hellos() {
+    constexpr uint32_t kMax = 0xffffffff;
+    const auto segment = [](LayerKey layer, uint32_t begin, uint32_t end) {
+        return [=](wire::Hello& hello) { hello.segments[0].segment = {layer, begin, end}; };
+    };
+    return {
+        {"major 2", [](wire::Hello& hello) { hello.major = 2; }, Errc::kVersion, {"2.0", "1.0"}},
+        {"major 0", [](wire::Hello& hello) { hello.major = 0; }, Errc::kVersion, {"0.0", "1.0"}},
+        {"other model", [](wire::Hello& hello) { hello.model_id.fill(0xab); }, Errc::kMismatch, {"abababab"}},
+        {"digest", [](wire::Hello& hello) { hello.segments[1].digest[31] ^= 1; }, Errc::kMismatch, {"digest", "1:0-8"}},
+        {"nothing held", [](wire::Hello& hello) { hello.segments.clear(); }, Errc::kMismatch, {"no experts"}},
+        {"end + 1", segment(kLayer0, 0, 9), Errc::kMismatch, {"0:0-9"}},
+        {"2^32 - 1 wide", segment(kLayer0, 0, kMax), Errc::kMismatch, {"4294967295"}},
+        {"empty", segment(kLayer0, 3, 3), Errc::kMismatch, {"0:3-3"}},
+        {"upside down", segment(kLayer0, 5, 3), Errc::kMismatch, {"0:5-3"}},
+        {"layer 2", segment({2, 0}, 0, 8), Errc::kMismatch, {"2:0-8"}},
+        {"layer 2^32 - 1", segment({kMax, 0}, 0, 8), Errc::kMismatch, {"4294967295:0-8"}},
+        {"bank 1", segment({0, 1}, 0, 8), Errc::kMismatch, {"0c:0-8"}},
+        {"twice", [](wire::Hello& hello) { hello.segments.push_back(hello.segments[1]); }, Errc::kProtocol, {"overlaps"}},
+        {"out of order", [](wire::Hello& hello) { std::swap(hello.segments[0], hello.segments[1]); }, Errc::kProtocol,
+         {"out of order"}},
+    };
+}
+
+TEST(Join, WhatDoesNotFitIsRefusedWithBothValues) {
+    ToySwarm swarm;
+    for (const BadHello& bad : bad_hellos()) {
+        auto worker = swarm.worker(0, 8, "bad", Mood::kHonest, bad.edit);
+        ASSERT_TRUE(eventually([&] { return worker->ended(); })) << bad.name;
+        EXPECT_EQ(worker->last_code(), bad.code) << bad.name;
+        for (const std::string& word : bad.words) {
+            EXPECT_NE(worker->last_error().find(word), std::string::npos) << bad.name << ": " << worker->last_error();
+        }
+    }
+    EXPECT_EQ(connected(swarm.backbone()), 0u);
+    auto good = swarm.worker(0, 8, "good");
+    EXPECT_TRUE(swarm.covered());
+}
+
+TEST(Join, ALaterMinorVersionIsFine) {
+    ToySwarm swarm;
+    auto worker = swarm.worker(0, 8, "newer", Mood::kHonest, [](wire::Hello& hello) { hello.minor = 7; });
+    EXPECT_TRUE(swarm.covered());
+}
+
+// B9: another quantisation of the same model, and a node that comes back with another model in mid-session.
+TEST(Join, AnotherQuantisationIsRefusedAndTheOldConnectionStays) {
+    ToySwarm swarm;
+    auto good = swarm.worker(0, 8, "good", Mood::kHonest, [](wire::Hello& hello) { hello.node.fill(9); });
+    ASSERT_TRUE(swarm.covered());
+    const toy::Folder folder;
+    FakeOptions options;
+    options.model = toy::write_toy(folder, "other.gguf", toy::toy_spec(1, 8));
+    options.cache_dir = swarm.cache();
+    options.segments = {{kLayer0, 0, 8}};
+    options.port = swarm.backbone().port();
+    options.node.fill(9);
+    FakeWorker other(options);
+    ASSERT_TRUE(eventually([&] { return other.ended(); }));
+    EXPECT_EQ(other.last_code(), Errc::kMismatch);
+    const auto own = moe::load_or_compute_manifest(toy::Toy(swarm.path()).model, swarm.cache());
+    const auto theirs = moe::load_or_compute_manifest(toy::Toy(options.model).model, swarm.cache());
+    ASSERT_TRUE(own && theirs);
+    EXPECT_NE(other.last_error().find(to_hex(own->model_id).substr(0, 16)), std::string::npos) << other.last_error();
+    EXPECT_NE(other.last_error().find(to_hex(theirs->model_id).substr(0, 16)), std::string::npos);
+    EXPECT_EQ(connected(swarm.backbone()), 1u);
+    auto lane = swarm.backbone().open_lane();
+    EXPECT_TRUE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).same_bits);
+}
+
+TEST(Join, ANewerConnectionOfTheSameNodeReplacesTheOlder) {
+    ToySwarm swarm;
+    const auto same = [](wire::Hello& hello) { hello.node.fill(7); };
+    auto older = swarm.worker(0, 8, "older", Mood::kHonest, same);
+    ASSERT_TRUE(swarm.covered());
+    auto newer = swarm.worker(0, 4, "newer", Mood::kHonest, same);
+    EXPECT_TRUE(eventually([&] { return older->ended(); }));
+    EXPECT_TRUE(eventually([&] { return swarm.backbone().coverage() == 0.5; }));
+    EXPECT_EQ(connected(swarm.backbone()), 1u);
+}
+
+// ---- peers that are no workers ------------------------------------------------------------------
+
+net::MessageStream dial(uint16_t port) {
+    auto stream = net::dial(*net::parse_url("ws://127.0.0.1:" + std::to_string(port)));
+    KVASIR_CHECK(stream.has_value());
+    return std::move(*stream);
+}
+
+TEST(Join, GarbageIsToldAndClosed) {
+    ToySwarm swarm;
+    const std::vector<std::vector<uint8_t>> firsts = {{}, {0}, {'G'}, {0xff}, {'B'}, {'W', 'W'}, std::vector<uint8_t>(1000, 7)};
+    for (const auto& first : firsts) {
+        auto stream = dial(swarm.backbone().port());
+        ASSERT_TRUE(stream.enqueue(first));
+        auto message = stream.receive(net::Clock::now() + 5s);
+        ASSERT_TRUE(message) << message.error().detail;
+        auto frame = wire::decode_frame(*message);
+        ASSERT_TRUE(frame);
+        EXPECT_EQ(frame->header.type, wire::FrameType::kError);
+        EXPECT_FALSE(stream.receive(net::Clock::now() + 5s));
+    }
+    std::vector<std::vector<uint8_t>> hellos = {{}, {'W'}, std::vector<uint8_t>(16, 0), std::vector<uint8_t>(200, 0xff),
+                                                wire::encode_ping(1), wire::encode_simple(wire::FrameType::kGoodbye)};
+    wire::Hello hello;
+    hello.segments.resize(1);
+    auto good = wire::encode_hello(hello);
+    good.pop_back();
+    hellos.push_back(good);
+    for (const auto& bytes : hellos) {
+        auto stream = dial(swarm.backbone().port());
+        const uint8_t role[] = {'W'};
+        ASSERT_TRUE(stream.enqueue(role));
+        ASSERT_TRUE(stream.enqueue(bytes));
+        auto message = stream.receive(net::Clock::now() + 5s);
+        ASSERT_TRUE(message) << message.error().detail;
+        EXPECT_EQ(wire::decode_frame(*message)->header.type, wire::FrameType::kError);
+    }
+    auto worker = swarm.worker(0, 8);
+    EXPECT_TRUE(swarm.covered());
+}
+
+// Connections that say nothing make room for a worker that does.
+TEST(Join, ThreeHundredSilentConnectionsDoNotKeepAWorkerOut) {
+    ToySwarm swarm;
+    std::vector<net::MessageStream> silent;
+    for (int i = 0; i < 300; ++i) silent.push_back(dial(swarm.backbone().port()));
+    auto worker = swarm.worker(0, 8);
+    EXPECT_TRUE(swarm.covered());
+    auto lane = swarm.backbone().open_lane();
+    EXPECT_TRUE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).same_bits);
+}
+
+// Frames right behind the HELLO, in one segment, are answered without waiting for more bytes.
+TEST(Join, WhatComesWithTheHelloIsRead) {
+    ToySwarm swarm;
+    auto manifest = moe::load_or_compute_manifest(toy::Toy(swarm.path()).model, swarm.cache());
+    wire::Hello hello;
+    hello.model_id = manifest->model_id;
+    hello.segments = {{{kLayer0, 0, 2}, manifest->segment_digest({kLayer0, 0, 2})}};
+    auto stream = dial(swarm.backbone().port());
+    const uint8_t role[] = {'W'};
+    ASSERT_TRUE(stream.enqueue(role));
+    ASSERT_TRUE(stream.enqueue(wire::encode_hello(hello)));
+    ASSERT_TRUE(stream.enqueue(wire::encode_ping(42)));
+    bool pong = false;
+    for (int i = 0; i < 10 && !pong; ++i) {
+        auto message = stream.receive(net::Clock::now() + 5s);
+        ASSERT_TRUE(message) << message.error().detail;
+        pong = wire::decode_frame(*message)->header.type == wire::FrameType::kPong;
+    }
+    EXPECT_TRUE(pong);
+}
+
+// ---- the challenge ------------------------------------------------------------------------------
+
+TEST(Challenge, RightForOneRowAndWrongForSeveralIsNotEnough) {
+    for (const bool strict : {true, false}) {
+        ToySwarm swarm(strict);
+        auto liar = swarm.worker(0, 8, "liar", Mood::kWrongForSeveral);
+        EXPECT_TRUE(eventually([&] { return liar->ended(); }));
+        EXPECT_EQ(liar->last_code(), Errc::kBadAnswer) << liar->last_error();
+        EXPECT_EQ(swarm.backbone().coverage(), 0.0);
+    }
+}
+
+TEST(Challenge, OtherBitsAreNotUsedWhereExactnessIsStrict) {
+    ToySwarm swarm;
+    auto other = swarm.worker(0, 8, "other", Mood::kRounded);
+    EXPECT_TRUE(eventually([&] { return other->ended(); }));
+    EXPECT_EQ(other->last_code(), Errc::kMismatch) << other->last_error();
+    EXPECT_EQ(swarm.backbone().coverage(), 0.0);
+    auto lane = swarm.backbone().open_lane();
+    EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).remote);
+    EXPECT_TRUE(swarm.backbone().report().exact);
+}
+
+TEST(Challenge, OtherBitsAreLabelledWhereTheyMayBeUsed) {
+    ToySwarm swarm(false);
+    auto other = swarm.worker(0, 8, "other", Mood::kRounded);
+    ASSERT_TRUE(swarm.covered());
+    // Right from now on: what was seen once is not forgotten.
+    auto lane = swarm.backbone().open_lane();
+    const auto outcome = swarm.check(*lane, kLayer0, {0, 1}, 2, 1);
+    EXPECT_TRUE(outcome.remote);
+    EXPECT_FALSE(outcome.same_bits);
+    EXPECT_FALSE(swarm.backbone().report().exact);
+    EXPECT_FALSE(swarm.backbone().report().workers.at(0).exact);
+}
+
+TEST(Challenge, SilentAtTheChallengeHoldsNothing) {
+    ToySwarm swarm;
+    auto silent = swarm.worker(0, 8, "silent", Mood::kError);
+    EXPECT_TRUE(eventually([&] { return silent->computes() > 0; }));
+    auto lane = swarm.backbone().open_lane();
+    EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).remote);
+    EXPECT_EQ(swarm.backbone().coverage(), 0.0);
+}
+
+// ---- the roster ---------------------------------------------------------------------------------
+
+TEST(Start, WrongModelsAndAddressesAreNamed) {
+    Options options;
+    options.model_path = "/nonexistent/model.gguf";
+    auto missing = Backbone::start(options);
+    ASSERT_FALSE(missing);
+    EXPECT_NE(missing.error().detail.find("/nonexistent/model.gguf"), std::string::npos);
+    options.model_path = toy_file().path;
+    options.cache_dir = toy_file().cache;
+    options.listen = "nonsense";
+    EXPECT_EQ(Backbone::start(options).error().code, Errc::kUsage);
+    options.listen = "";
+    auto alone = Backbone::start(options);
+    ASSERT_TRUE(alone);
+    EXPECT_EQ((*alone)->port(), 0);
+    EXPECT_EQ((*alone)->coverage(), 1.0);
+}
+
+}  // namespace
+}  // namespace kvasir::backbone::testing
