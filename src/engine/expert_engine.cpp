@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "engine/graph.hpp"
+#include "engine/q8k.hpp"
 #include "engine/runtime.hpp"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -121,28 +122,9 @@ public:
     }
 
     Status quantise(const float* rows, uint32_t count, uint32_t width, uint8_t* out) override {
-        const ggml_init_params params = {ggml_tensor_overhead() * 4 + ggml_graph_overhead_custom(4, false),
-                                         nullptr, true};
-        const uint64_t in_bytes = uint64_t{count} * width * sizeof(float);
-        const uint64_t out_bytes = uint64_t{count} * row_bytes(kRowQ8K, width);
-        ggml_context_ptr context(ggml_init(params));
-        if (!context) return fail(Errc::kEnvironment, "out of memory");
-        ggml_tensor* source = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, width, count);
-        ggml_tensor* target = ggml_new_tensor_2d(context.get(), GGML_TYPE_Q8_K, width, count);
-        const uint64_t aligned_in = (in_bytes + 63) / 64 * 64;
-        if (Status ok = grow(aligned_in + out_bytes + 64); !ok) return ok;
-        auto* base = static_cast<uint8_t*>(ggml_backend_buffer_get_base(arena_.get()));
-        ggml_backend_tensor_alloc(arena_.get(), source, base);
-        ggml_backend_tensor_alloc(arena_.get(), target, base + aligned_in);
-        ggml_backend_tensor_set(source, rows, 0, in_bytes);
-        ggml_cgraph* graph = ggml_new_graph_custom(context.get(), 4, false);
-        ggml_build_forward_expand(graph, ggml_cpy(context.get(), source, target));
-        ggml_tensor* node = ggml_graph_node(graph, 0);
-        if (node->buffer == nullptr) ggml_backend_view_init(node);
-        if (ggml_backend_graph_compute(backend_.get(), graph) != GGML_STATUS_SUCCESS) {
-            return fail(Errc::kEnvironment, "the ggml device failed to quantise");
-        }
-        ggml_backend_tensor_get(target, out, 0, out_bytes);
+        const uint64_t bytes = row_bytes(kRowQ8K, width);
+        if (bytes == 0) return fail(Errc::kUnsupported, "rows of " + std::to_string(width) + " values do not fit Q8_K");
+        for (uint32_t r = 0; r < count; ++r) quantise_q8k(rows + uint64_t{r} * width, width, out + r * bytes);
         return {};
     }
 
