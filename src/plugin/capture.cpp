@@ -2,8 +2,8 @@
 
 #include <charconv>
 #include <cstring>
-#include <map>
 #include <string>
+#include <utility>
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"
@@ -191,14 +191,16 @@ private:
     }
 
     std::optional<uint8_t> find(const ggml_tensor* tensor) const {
-        const auto found = registers_.find(tensor);
-        return found == registers_.end() ? std::nullopt : std::optional<uint8_t>(found->second);
+        for (const auto& [known, index] : registers_) {
+            if (known == tensor) return index;
+        }
+        return std::nullopt;
     }
 
     Status push(ggml_tensor* node, moe::ProgramOp op) {
         if (out_.program.ops.size() >= moe::kProgramOpsMax) return refuse(node, "program too long");
         out_.program.ops.push_back(op);
-        registers_[node] = static_cast<uint8_t>(out_.program.ops.size());
+        registers_.emplace_back(node, static_cast<uint8_t>(out_.program.ops.size()));
         out_.output = node;
         return {};
     }
@@ -231,7 +233,7 @@ private:
         } else {
             if (out_.input != nullptr) return refuse(node, "two different inputs");
             out_.input = node->src[1];
-            registers_[out_.input] = 0;
+            registers_.emplace_back(out_.input, 0);
             op.a = 0;
         }
         return push(node, op);
@@ -298,7 +300,7 @@ private:
         if (!a || *a == 0) return {};  // shapes ids, scales or something of a neighbour: not a value of the chain
         const ggml_tensor* from = node->src[0];
         if (ggml_are_same_shape(node, from) && ggml_are_same_stride(node, from)) {
-            registers_[node] = *a;
+            registers_.emplace_back(node, *a);
             return {};
         }
         if (out_.output != nullptr && find(out_.output) == a &&
@@ -323,7 +325,7 @@ private:
     }
 
     Captured out_;
-    std::map<const ggml_tensor*, uint8_t> registers_;
+    std::vector<std::pair<const ggml_tensor*, uint8_t>> registers_;  // few: searched in order
     std::vector<const ggml_tensor*> flagged_;
 };
 
