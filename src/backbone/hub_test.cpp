@@ -26,6 +26,9 @@ std::vector<BadHello> bad_hellos() {
     const auto segment = [](LayerKey layer, uint32_t begin, uint32_t end) {
         return [=](wire::Hello& hello) { hello.segments[0].segment = {layer, begin, end}; };
     };
+    const auto last = [](LayerKey layer) {
+        return [=](wire::Hello& hello) { hello.segments[1].segment = {layer, 0, 8}; };
+    };
     return {
         {"major 2", [](wire::Hello& hello) { hello.major = 2; }, Errc::kVersion, {"2.0", "1.0"}},
         {"major 0", [](wire::Hello& hello) { hello.major = 0; }, Errc::kVersion, {"0.0", "1.0"}},
@@ -34,14 +37,14 @@ std::vector<BadHello> bad_hellos() {
         {"nothing held", [](wire::Hello& hello) { hello.segments.clear(); }, Errc::kMismatch, {"no experts"}},
         {"end + 1", segment(kLayer0, 0, 9), Errc::kMismatch, {"0:0-9"}},
         {"2^32 - 1 wide", segment(kLayer0, 0, kMax), Errc::kMismatch, {"4294967295"}},
-        {"empty", segment(kLayer0, 3, 3), Errc::kMismatch, {"0:3-3"}},
-        {"upside down", segment(kLayer0, 5, 3), Errc::kMismatch, {"0:5-3"}},
-        {"layer 2", segment({2, 0}, 0, 8), Errc::kMismatch, {"2:0-8"}},
-        {"layer 2^32 - 1", segment({kMax, 0}, 0, 8), Errc::kMismatch, {"4294967295:0-8"}},
+        {"empty", segment(kLayer0, 3, 3), Errc::kProtocol, {"segments"}},
+        {"upside down", segment(kLayer0, 5, 3), Errc::kProtocol, {"segments"}},
+        {"layer 2", last({2, 0}), Errc::kMismatch, {"2:0-8"}},
+        {"layer 2^32 - 1", last({kMax, 0}), Errc::kMismatch, {"4294967295:0-8"}},
         {"bank 1", segment({0, 1}, 0, 8), Errc::kMismatch, {"0c:0-8"}},
-        {"twice", [](wire::Hello& hello) { hello.segments.push_back(hello.segments[1]); }, Errc::kProtocol, {"overlaps"}},
+        {"twice", [](wire::Hello& hello) { hello.segments.push_back(hello.segments[1]); }, Errc::kProtocol, {"segments"}},
         {"out of order", [](wire::Hello& hello) { std::swap(hello.segments[0], hello.segments[1]); }, Errc::kProtocol,
-         {"out of order"}},
+         {"segments"}},
     };
 }
 

@@ -1,0 +1,279 @@
+// A worker against a scripted hub over real sockets: coming back, being refused, draining.
+#include "worker/worker.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/engine_testing.hpp"
+
+namespace kvasir::worker {
+namespace {
+
+using namespace std::chrono_literals;
+namespace toy = engine::testing;
+using wire::FrameType;
+
+constexpr LayerKey kLayer0{0, 0};
+
+struct ToyHolding {
+    ToyHolding() {
+        HoldingOptions options;
+        options.model_path = toy::write_toy(folder, "toy.gguf", toy::toy_spec());
+        options.experts = "0:0-3";
+        options.cache_dir = folder / "cache";
+        auto opened = Holding::open(options);
+        KVASIR_CHECK(opened.has_value());
+        holding = std::move(*opened);
+    }
+    toy::Folder folder;
+    std::unique_ptr<Holding> holding;
+};
+const Holding& toy_holding() {
+    static const ToyHolding toy;
+    return *toy.holding;
+}
+
+// Accepts workers and hands their streams to the test.
+class Hub {
+public:
+    explicit Hub(uint16_t port = 0) {
+        net::Endpoint at;
+        at.host = "127.0.0.1";
+        at.port = port;
+        auto listener = net::Listener::make(at, [this](net::MessageStream stream, const std::string&) {
+            const std::lock_guard lock(mu_);
+            streams_.push_back(std::move(stream));
+            arrived_.notify_all();
+        });
+        KVASIR_CHECK(listener.has_value());
+        listener_ = std::move(*listener);
+    }
+    uint16_t port() const { return listener_->port(); }
+    // The next worker's stream; null after `timeout`.
+    std::unique_ptr<net::MessageStream> next(std::chrono::milliseconds timeout = 10s) {
+        std::unique_lock lock(mu_);
+        if (!arrived_.wait_for(lock, timeout, [&] { return !streams_.empty(); })) return nullptr;
+        auto stream = std::make_unique<net::MessageStream>(std::move(streams_.front()));
+        streams_.pop_front();
+        return stream;
+    }
+    // The next worker, having said its hello and been welcomed.
+    std::unique_ptr<net::MessageStream> welcome() {
+        auto stream = next();
+        if (!stream || !hello(*stream)) return nullptr;
+        EXPECT_TRUE(stream->enqueue(wire::encode_welcome({})));
+        return stream;
+    }
+    static bool hello(net::MessageStream& stream) {
+        auto role = stream.receive(net::Clock::now() + 5s);
+        if (!role || role->size() != 1 || (*role)[0] != 'W') return false;
+        auto message = stream.receive(net::Clock::now() + 5s);
+        if (!message) return false;
+        auto frame = wire::decode_frame(*message);
+        return frame && frame->header.type == FrameType::kHello && wire::decode_hello(frame->payload).has_value();
+    }
+
+private:
+    std::mutex mu_;
+    std::condition_variable arrived_;
+    std::deque<net::MessageStream> streams_;  // Guarded by mu_
+    std::unique_ptr<net::Listener> listener_;
+};
+
+class Running {
+public:
+    explicit Running(uint16_t port) {
+        WorkerOptions options;
+        options.connect = "ws://127.0.0.1:" + std::to_string(port);
+        options.name = "test";
+        options.pause_first = 20ms;
+        options.pause_max = 200ms;
+        options.drain_quiet = 100ms;
+        (void)toy::cpu();
+        auto made = Worker::make(toy_holding(), options);
+        KVASIR_CHECK(made.has_value());
+        worker_ = std::move(*made);
+        thread_ = std::thread([this] {
+            result_ = worker_->run();
+            done_.store(true);
+        });
+    }
+    ~Running() { (void)end(); }
+    void stop() { worker_->stop(); }
+    bool done() const { return done_.load(); }
+    Status join() {
+        if (thread_.joinable()) thread_.join();
+        return result_;
+    }
+    Status end() {
+        stop();
+        return join();
+    }
+
+private:
+    std::unique_ptr<Worker> worker_;
+    Status result_;
+    std::atomic<bool> done_{false};
+    std::thread thread_;
+};
+
+FrameType receive_type(net::MessageStream& stream) {
+    auto message = stream.receive(net::Clock::now() + 5s);
+    if (!message) return FrameType{0};
+    auto frame = wire::decode_frame(*message);
+    return frame ? frame->header.type : FrameType{0};
+}
+
+std::vector<uint8_t> request(uint32_t id) {
+    const auto rows = toy::random_floats(256, id);
+    const wire::Pair pair{0, 1};
+    ByteWriter out;
+    wire::begin_compute(out, id, 1, 0, 1, {&pair, 1}, 1024);
+    out.bytes(toy::as_bytes(rows));
+    return out.take();
+}
+
+TEST(Worker, ComesBackAfterTheHubRestarts) {
+    auto hub = std::make_unique<Hub>();
+    const uint16_t port = hub->port();
+    Running worker(port);
+    auto first = hub->welcome();
+    ASSERT_TRUE(first);
+    first.reset();
+    hub.reset();
+    hub = std::make_unique<Hub>(port);
+    auto second = hub->welcome();
+    ASSERT_TRUE(second);
+    // It starts from nothing: programs of the first connection are gone.
+    ASSERT_TRUE(second->enqueue(request(7)));
+    EXPECT_EQ(receive_type(*second), FrameType::kError);
+    ASSERT_TRUE(second->enqueue(wire::encode_program({1, kLayer0, moe::encode(toy::swiglu())}, 1)));
+    EXPECT_EQ(receive_type(*second), FrameType::kProgramAck);
+    ASSERT_TRUE(second->enqueue(request(8)));
+    EXPECT_EQ(receive_type(*second), FrameType::kResult);
+}
+
+// A hub that accepts and drops at once is not called in a loop: pauses grow although every join succeeds.
+TEST(Worker, DroppedAtOnceAgainAndAgainBacksOff) {
+    Hub hub;
+    Running worker(hub.port());
+    int joins = 0;
+    const auto end = net::Clock::now() + 1500ms;
+    while (net::Clock::now() < end) {
+        auto stream = hub.next(50ms);
+        if (!stream || !Hub::hello(*stream)) continue;
+        (void)stream->enqueue(wire::encode_welcome({}));
+        ++joins;
+    }
+    EXPECT_GE(joins, 2);
+    EXPECT_LE(joins, 20);
+}
+
+TEST(Worker, ARefusalThatNoRetryMendsEndsIt) {
+    for (const Errc code : {Errc::kVersion, Errc::kMismatch}) {
+        for (const bool before_welcome : {true, false}) {
+            Hub hub;
+            Running worker(hub.port());
+            auto stream = hub.next();
+            ASSERT_TRUE(stream && Hub::hello(*stream));
+            if (!before_welcome) {
+                ASSERT_TRUE(stream->enqueue(wire::encode_welcome({})));
+            }
+            ASSERT_TRUE(stream->enqueue(wire::encode_error({code, "model aaaa, not bbbb"}, 0)));
+            const Status result = worker.join();
+            ASSERT_FALSE(result);
+            EXPECT_EQ(result.error().code, code);
+            EXPECT_NE(result.error().detail.find("model aaaa, not bbbb"), std::string::npos) << result.error().detail;
+        }
+    }
+}
+
+TEST(Worker, OtherRefusalsAreTriedAgain) {
+    Hub hub;
+    Running worker(hub.port());
+    for (int i = 0; i < 3; ++i) {
+        auto stream = hub.next();
+        ASSERT_TRUE(stream && Hub::hello(*stream));
+        ASSERT_TRUE(stream->enqueue(wire::encode_error({Errc::kBusy, "full"}, 0)));
+    }
+    EXPECT_FALSE(worker.done());
+    EXPECT_TRUE(worker.end());
+}
+
+TEST(Worker, AnotherMajorVersionInTheWelcomeEndsIt) {
+    Hub hub;
+    Running worker(hub.port());
+    auto stream = hub.next();
+    ASSERT_TRUE(stream && Hub::hello(*stream));
+    wire::Welcome welcome;
+    welcome.major = 9;
+    ASSERT_TRUE(stream->enqueue(wire::encode_welcome(welcome)));
+    const Status result = worker.join();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, Errc::kVersion);
+}
+
+// stop(): DRAIN, what is in flight is answered, GOODBYE.
+TEST(Worker, DrainsOnStop) {
+    Hub hub;
+    Running worker(hub.port());
+    auto stream = hub.welcome();
+    ASSERT_TRUE(stream);
+    ASSERT_TRUE(stream->enqueue(wire::encode_program({1, kLayer0, moe::encode(toy::swiglu())}, 1)));
+    EXPECT_EQ(receive_type(*stream), FrameType::kProgramAck);
+    for (uint32_t id = 1; id <= 5; ++id) ASSERT_TRUE(stream->enqueue(request(id)));
+    worker.stop();
+    int results = 0;
+    bool drained = false;
+    FrameType last{0};
+    for (FrameType type = receive_type(*stream); type != FrameType{0}; type = receive_type(*stream)) {
+        results += type == FrameType::kResult;
+        drained |= type == FrameType::kDrain;
+        last = type;
+    }
+    EXPECT_EQ(results, 5);
+    EXPECT_TRUE(drained);
+    EXPECT_EQ(last, FrameType::kGoodbye);
+    EXPECT_TRUE(worker.join());
+}
+
+// A hub that never stops asking must not keep a worker from draining.
+TEST(Worker, DrainsUnderLoad) {
+    Hub hub;
+    Running worker(hub.port());
+    auto stream = hub.welcome();
+    ASSERT_TRUE(stream);
+    ASSERT_TRUE(stream->enqueue(wire::encode_program({1, kLayer0, moe::encode(toy::swiglu())}, 1)));
+    EXPECT_EQ(receive_type(*stream), FrameType::kProgramAck);
+    for (uint32_t id = 1; id <= 64; ++id) ASSERT_TRUE(stream->enqueue(request(id)));
+    worker.stop();
+    bool drained = false;
+    uint32_t id = 100;
+    const auto end = net::Clock::now() + 5s;
+    while (!drained && net::Clock::now() < end) {
+        (void)stream->enqueue(request(id++));
+        drained = receive_type(*stream) == FrameType::kDrain;
+    }
+    EXPECT_TRUE(drained);
+    EXPECT_TRUE(worker.join());
+}
+
+TEST(Worker, WrongOptionsAreNamed) {
+    (void)toy::cpu();
+    WorkerOptions options;
+    options.connect = "http://127.0.0.1:1";
+    EXPECT_EQ(Worker::make(toy_holding(), options).error().code, Errc::kUsage);
+    options.connect = "ws://127.0.0.1:1";
+    options.device = "nothing";
+    EXPECT_EQ(Worker::make(toy_holding(), options).error().code, Errc::kUsage);
+}
+
+}  // namespace
+}  // namespace kvasir::worker
