@@ -30,6 +30,7 @@ bool eventually(Condition condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (!condition()) {
         if (std::chrono::steady_clock::now() > deadline) return false;
+        // tidy: sleep, there is nothing to wait on but the condition itself
         std::this_thread::sleep_for(milliseconds(2));
     }
     return true;

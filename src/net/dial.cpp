@@ -110,6 +110,7 @@ Result<std::vector<tcp::endpoint>> resolve(const Endpoint& endpoint, Deadline de
             }
             lookups_running.fetch_sub(1);
             lookup->ready.notify_one();
+            // tidy: detached, getaddrinfo() cannot be cancelled; kLookupsMax bounds the threads
         }).detach();
     } catch (const std::system_error& error) {
         lookups_running.fetch_sub(1);

@@ -14,12 +14,12 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "base/log.hpp"
 #include "net/message_reader.hpp"
 #include "net/send_buffer.hpp"
+#include "net/socket_wait.hpp"
 
 namespace kvasir::net {
 namespace {
@@ -37,15 +37,6 @@ constexpr size_t kDrainBytesMax = 1 << 20;          // thrown away before a clos
 constexpr auto kBlockingWaitMin = std::chrono::milliseconds(64);  // see Impl::set_read_timeout
 constexpr auto kBlockingWaitMax = std::chrono::hours(1);
 
-std::string errno_text(const char* what, int error) {
-    return std::string(what) + ": " + std::generic_category().message(error);
-}
-
-Error socket_error(const char* what, int error) {
-    const bool gone = error == EPIPE || error == ECONNRESET || error == ECONNABORTED;
-    return {gone ? Errc::kClosed : Errc::kIo, errno_text(what, error)};
-}
-
 // Codes that may stand in a close frame (RFC 6455 section 7.4).
 bool legal_close_code(uint16_t code) {
     if (code >= 3000 && code <= 4999) return true;
@@ -55,25 +46,6 @@ bool legal_close_code(uint16_t code) {
 uint16_t close_code_for(Errc code) {
     if (code == Errc::kLimit) return kCloseTooBig;
     return code == Errc::kUnsupported ? kCloseUnsupported : kCloseProtocol;
-}
-
-// Waits for `events` on the socket. false: the deadline passed.
-Result<bool> wait_for(int fd, short events, Deadline deadline) {
-    while (true) {
-        const auto now = Clock::now();
-        const auto left = deadline <= now ? Clock::duration::zero() : deadline - now;
-        const auto slice = std::min<Clock::duration>(left, std::chrono::hours(1));
-        const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(slice);
-        timespec timeout = {};
-        timeout.tv_sec = seconds.count();
-        timeout.tv_nsec =
-            std::chrono::duration_cast<std::chrono::nanoseconds>(slice - seconds).count();
-        pollfd entry = {fd, events, 0};
-        const int ready = ::ppoll(&entry, 1, &timeout, nullptr);
-        if (ready > 0) return true;
-        if (ready < 0 && errno != EINTR) return fail(Errc::kIo, errno_text("poll", errno));
-        if (Clock::now() >= deadline) return false;
-    }
 }
 
 }  // namespace

@@ -406,6 +406,7 @@ TEST_P(Streams, AnAbruptEndIsAnErrorNotASignal) {
     Status status;
     for (int i = 0; i < 100 && status; ++i) {
         status = server.enqueue(pattern(1000));
+        // tidy: sleep, the reset of the other side makes no event before the next write
         std::this_thread::sleep_for(1ms);
     }
     ASSERT_FALSE(status);
@@ -422,6 +423,7 @@ TEST_P(Streams, LastWordsAreReadAfterAFailedWrite) {
     Status status;
     for (int i = 0; i < 100 && status; ++i) {
         status = server.enqueue(pattern(100));
+        // tidy: sleep, the reset of the other side makes no event before the next write
         std::this_thread::sleep_for(1ms);
     }
     ASSERT_FALSE(status);
@@ -456,6 +458,7 @@ TEST_P(Streams, DeadlineHoldsAgainstADrippingPeer) {
         const Bytes bytes = frame(pattern(60000), true);
         for (size_t i = 0; i < bytes.size() && !stop; ++i) {
             write_all(fd, {bytes[i]});
+            // tidy: sleep, a peer that drips its bytes is what is tested
             std::this_thread::sleep_for(100us);
         }
     });

@@ -400,6 +400,7 @@ TEST(Upgrade, DrippingHandshakesEndAtTheDeadlineAndOthersGoOn) {
     std::thread drip([fd = dripping.get()] {
         for (size_t i = 0; i < kRequest.size(); ++i) {
             if (::send(fd, &kRequest[i], 1, MSG_NOSIGNAL) != 1) return;
+            // tidy: sleep, a peer that drips its bytes is what is tested
             std::this_thread::sleep_for(50ms);
         }
     });
@@ -482,6 +483,7 @@ TEST(Upgrade, NoDescriptorsLeftDoesNotSpin) {
     rlimit before = {};
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
     UniqueFd extra(::socket(AF_INET, SOCK_STREAM, 0));
+    // tidy: sleep, the connection above must have been accepted, which nobody can see from here
     std::this_thread::sleep_for(20ms);
     rlimit none = before;
     none.rlim_cur = 3;
@@ -497,6 +499,7 @@ TEST(Upgrade, NoDescriptorsLeftDoesNotSpin) {
         return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
     };
     const auto cpu_before = cpu();
+    // tidy: sleep, only time shows that the listener does not spin
     std::this_thread::sleep_for(500ms);
     const auto cpu_used = cpu() - cpu_before;
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
