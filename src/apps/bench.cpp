@@ -15,6 +15,7 @@
 #include "apps/commands.hpp"
 #include "apps/comparison.hpp"
 #include "apps/console.hpp"
+#include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
 #include "apps/machine.hpp"
 #include "apps/rpc_server.hpp"
@@ -109,6 +110,9 @@ Status open_all(Bench& bench, BenchFlags& flags) {
     if (flags.pin) {
         if (const Status pinned = pin(flags); !pinned) return pinned;
     }
+    const auto first = first_part(flags.session.model_path);
+    if (!first) return tl::unexpected(first.error());
+    flags.session.model_path = *first;
     if (const Status loaded = generate::load_backends(); !loaded) return loaded;
     const uint64_t context = uint64_t{flags.prompt_tokens} + flags.steps + 1;
     if (const Status done = open_into(bench.mono, flags.session, context); !done) return done;

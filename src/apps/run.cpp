@@ -11,6 +11,7 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
@@ -83,7 +84,9 @@ Result<RunOutcome> generate_once(const RunFlags& flags, Swarm* swarm) {
         if (flags.echo) stream_text(request.prompt);
         request.on_text = stream_text;
     } else if (log_enabled(LogLevel::kDebug)) {
-        request.on_text = [](std::string_view text) { log(LogLevel::kDebug, "text", printable(text)); };
+        request.on_text = [](std::string_view text) {
+            log(LogLevel::kDebug, "text", printable(text));
+        };
     }
     auto generation = session->generate(request);
     if (!flags.json) std::fputc('\n', stdout);
@@ -111,6 +114,9 @@ void print_check(const RunOutcome& outcome, const generate::Generation& referenc
 
 Result<bool> run(RunFlags& flags) {
     if (const Status valid = complete(flags); !valid) return tl::unexpected(valid.error());
+    const auto first = first_part(flags.session.model_path);
+    if (!first) return tl::unexpected(first.error());
+    flags.session.model_path = *first;
     if (const Status loaded = generate::load_backends(); !loaded) {
         return tl::unexpected(loaded.error());
     }

@@ -27,6 +27,9 @@ Result<std::unique_ptr<Holding>> Holding::open(const HoldingOptions& options) {
     if (is_slice && !model->is_slice) {
         return fail(Errc::kUsage, options.slice_path + " is not a slice; for a whole model use --model and --experts");
     }
+    if (!is_slice && model->is_slice) {
+        return fail(Errc::kUsage, options.model_path + " is a slice: give it with --slice, without --experts");
+    }
     if (model->banks.empty()) return fail(Errc::kBadInput, model->shards.front().path + " has no experts");
     auto mapping = moe::Mapping::make(*model);
     if (!mapping) return tl::unexpected(mapping.error());
