@@ -84,7 +84,10 @@ Json LlamaServer::post(const std::string& path, const Json& body) const {
     const size_t begin = answer.find("\r\n\r\n");
     const std::string content = begin == std::string::npos ? "" : answer.substr(begin + 4);
     if (answer.rfind("HTTP/1.1 200", 0) != 0 || !Json::accept(content)) {
-        ADD_FAILURE() << path << ": " << answer << log();
+        const std::string state =
+            program_.running() ? "still runs" : std::to_string(program_.wait().exit_code);
+        ADD_FAILURE() << path << ": '" << answer << "', server: " << state << "\n"
+                      << program_.err();
         return nullptr;
     }
     return Json::parse(content);

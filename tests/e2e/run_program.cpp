@@ -115,7 +115,7 @@ std::string Program::out() const {
 std::string Program::err() const {
     return impl_->err.text();
 }
-bool Program::running() {
+bool Program::running() const {
     return !impl_->poll();
 }
 
@@ -145,7 +145,7 @@ std::string Program::word_after(std::string_view before) const {
     return {};
 }
 
-Outcome Program::wait(unsigned seconds_max) {
+Outcome Program::wait(unsigned seconds_max) const {
     if (!eventually([this] { return impl_->poll(); }, seconds_max)) {
         signal(SIGKILL);
         eventually([this] { return impl_->poll(); });

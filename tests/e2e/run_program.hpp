@@ -39,7 +39,7 @@ public:
     pid_t pid() const;
     std::string out() const;  // so far
     std::string err() const;
-    bool running();
+    bool running() const;
     void signal(int number) const;
     // Until `text` stands on stdout or stderr, `count` times; false when the program has ended
     // without it, or after `seconds`.
@@ -47,7 +47,7 @@ public:
     // What follows `before` on stdout or stderr, up to white space; empty if it is not there.
     std::string word_after(std::string_view before) const;
     // Waits for the end; kills it after `seconds`.
-    Outcome wait(unsigned seconds = 120);
+    Outcome wait(unsigned seconds = 120) const;
 
 private:
     struct Impl;
