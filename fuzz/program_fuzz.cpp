@@ -1,7 +1,7 @@
 // Fuzz target: expert programs from a peer, as far as ggml's graph.
 //
-// What decodes must encode to the same bytes; what validates over a toy bank must be computable, for one row and
-// for several, since ggml aborts on shapes that do not fit.
+// What decodes must encode to the same bytes; what validates over a toy bank must be computable,
+// for one row and for several, since ggml aborts on shapes that do not fit.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -46,7 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         return 0;
     }
     const auto again = moe::encode(*program);
-    require(std::equal(again.begin(), again.end(), data, data + size), "two encodings of one program");
+    require(std::equal(again.begin(), again.end(), data, data + size),
+            "two encodings of one program");
     const moe::ExpertBank& meta = world.model->model.banks.front();
     const auto shape = moe::validate(*program, meta);
     if (!shape) return 0;

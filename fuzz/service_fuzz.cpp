@@ -1,7 +1,8 @@
 // Fuzz target: a worker's service over any sequence of messages.
 //
-// The input is a row of messages, each behind a 16-bit length; a leading byte of 1 puts a good frame header in front, so
-// that the payload is reached. After every input a known request must still give the known bytes.
+// The input is a row of messages, each behind a 16-bit length; a leading byte of 1 puts a good
+// frame header in front, so that the payload is reached. After every input a known request must
+// still give the known bytes.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

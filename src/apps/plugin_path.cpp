@@ -3,8 +3,8 @@
 #include <memory>
 #include <system_error>
 
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
@@ -18,17 +18,20 @@ Result<std::string> find_plugin() {
     const auto program = own_program();
     if (!program) return tl::unexpected(program.error());
     const auto folder = std::filesystem::path(*program).parent_path();
-    for (const auto& candidate : {folder.parent_path() / "lib" / "libggml-kvasir.so", folder / "libggml-kvasir.so"}) {
+    for (const auto& candidate :
+         {folder.parent_path() / "lib" / "libggml-kvasir.so", folder / "libggml-kvasir.so"}) {
         std::error_code error;
         if (std::filesystem::exists(candidate, error)) return candidate.string();
     }
-    return fail(Errc::kEnvironment, "libggml-kvasir.so is not in ../lib or beside " + *program + "; run `./run build`");
+    return fail(Errc::kEnvironment,
+                "libggml-kvasir.so is not in ../lib or beside " + *program + "; run `./run build`");
 }
 
 }  // namespace
 
 void add_plugin_path(CLI::App& app, int& exit_code) {
-    CLI::App* command = app.add_subcommand("plugin-path", "print where the ggml plugin is (for GGML_BACKEND_PATH)");
+    CLI::App* command =
+        app.add_subcommand("plugin-path", "print where the ggml plugin is (for GGML_BACKEND_PATH)");
     command->callback([&exit_code] {
         const auto path = find_plugin();
         if (path) fmt::print("{}\n", *path);

@@ -15,8 +15,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kLocalCoverageTime{120};      // local workers map the file and answer a challenge per layer
-constexpr milliseconds kCoverageStep{200};      // how often a dead local worker is noticed while waiting
+constexpr seconds kLocalCoverageTime{
+    120};  // local workers map the file and answer a challenge per layer
+constexpr milliseconds kCoverageStep{
+    200};  // how often a dead local worker is noticed while waiting
 constexpr seconds kEndless{100L * 365 * 86400};
 
 class ProcessSwarm final : public Swarm {
@@ -40,7 +42,8 @@ public:
 
     std::string address() const override {
         const std::string host = options_.listen.substr(0, options_.listen.rfind(':'));
-        return "ws://" + (host.empty() ? "127.0.0.1" : host) + ":" + std::to_string(backbone_->port());
+        return "ws://" + (host.empty() ? "127.0.0.1" : host) + ":" +
+               std::to_string(backbone_->port());
     }
 
     Status wait_ready() override {
@@ -68,8 +71,8 @@ public:
         out.stall_ms_max = from.stall_ms_max;
         out.exact = from.exact;
         for (const backbone::WorkerReport& w : from.workers) {
-            out.workers.push_back({w.id, w.experts_held, w.pairs, w.bytes_in, w.bytes_out, w.compute_us_p50,
-                                   w.exact, w.connected});
+            out.workers.push_back({w.id, w.experts_held, w.pairs, w.bytes_in, w.bytes_out,
+                                   w.compute_us_p50, w.exact, w.connected});
         }
         return out;
     }

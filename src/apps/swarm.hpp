@@ -1,7 +1,9 @@
 // Swarm: the backbone of this process as the subcommands see it: start it, count, stop it.
 //
-// Used by run and bench. start() registers the KVASIR device (models whose context is made before that are
-// plain llama.cpp, those after it use it), opens the hub, spawns local workers or waits for outside ones.
+// Used by run and bench. start() registers the KVASIR device (models whose context is made before
+// that are plain llama.cpp, those after it use it), opens the hub, spawns local workers or waits
+// for outside ones.
+//
 // Thread: main thread; report() and reset_counters() also while a generation runs in another.
 // Owns: the hub, its workers and their processes; one Swarm per process.
 #pragma once
@@ -18,15 +20,16 @@ namespace kvasir::apps {
 
 struct SwarmOptions {
     std::string model_path;
-    uint32_t workers = 0;         // local worker processes to spawn; 0: none
+    uint32_t workers = 0;  // local worker processes to spawn; 0: none
     uint32_t worker_threads = 1;
-    uint32_t threads = 1;         // the backbone's own, for experts that nobody holds
+    uint32_t threads = 1;                // the backbone's own, for experts that nobody holds
     std::string listen = "127.0.0.1:0";  // HOST:PORT of the hub; port 0: any free one
-    bool wait_outside = false;    // wait for workers that somebody else starts
-    double coverage = 1.0;        // share of the experts that must be held before start() returns
-    std::chrono::seconds coverage_timeout{0};  // 0: without end for outside workers, a default for local ones
-    bool exact_strict = true;     // only workers of the backbone's numeric class
-    std::vector<int> worker_cpus; // local worker i runs on worker_cpus[i % size]; empty: anywhere
+    bool wait_outside = false;           // wait for workers that somebody else starts
+    double coverage = 1.0;  // share of the experts that must be held before start() returns
+    std::chrono::seconds coverage_timeout{
+        0};                        // 0: without end for outside workers, a default for local ones
+    bool exact_strict = true;      // only workers of the backbone's numeric class
+    std::vector<int> worker_cpus;  // local worker i runs on worker_cpus[i % size]; empty: anywhere
 };
 
 struct SwarmReport {
@@ -39,35 +42,39 @@ struct SwarmReport {
         uint64_t bytes_in = 0;   // from the worker to the backbone, WebSocket headers included
         uint64_t bytes_out = 0;  // from the backbone to the worker
         double compute_us_p50 = 0;
-        bool exact = false;      // passed the numeric challenge
+        bool exact = false;  // passed the numeric challenge
         bool connected = false;
     };
     std::vector<Worker> workers;
-    // Per layer: time the backbone waited in the backend minus the slowest worker's own compute time.
+    // Per layer: time the backbone waited in the backend minus the slowest worker's own compute
+    // time.
     double overhead_us_p50 = 0;
     double overhead_us_p99 = 0;
-    uint64_t layers = 0;   // MoE layers computed with at least one remote pair
-    uint64_t retries = 0;  // pairs whose answer was missing or wrong and that were computed elsewhere
+    uint64_t layers = 0;  // MoE layers computed with at least one remote pair
+    uint64_t retries =
+        0;  // pairs whose answer was missing or wrong and that were computed elsewhere
     double stall_ms_max = 0;  // longest single layer
-    bool exact = true;     // no approximate answer was used
+    bool exact = true;        // no approximate answer was used
 };
 
 class Swarm {
 public:
     virtual ~Swarm() = default;
 
-    // Errors: kUsage, kBadInput (model), kEnvironment (port, process), kTimeout (coverage not reached),
-    // kUnsupported.
+    // Errors: kUsage, kBadInput (model), kEnvironment (port, process), kTimeout (coverage not
+    // reached), kUnsupported.
     static Result<std::unique_ptr<Swarm>> start(const SwarmOptions& options);
 
-    // To be called when the model's context has been made: workers are checked against the programs that its
-    // graphs show. Waits until the wanted share of the experts is held by checked workers. Errors: kTimeout
-    // (naming what nobody holds), kClosed (a local worker ended, with its last words).
+    // To be called when the model's context has been made: workers are checked against the programs
+    // that its graphs show. Waits until the wanted share of the experts is held by checked workers.
+    // Errors: kTimeout (naming what nobody holds), kClosed (a local worker ended, with its last
+    // words).
     virtual Status wait_ready() = 0;
-    virtual std::string address() const = 0;  // of the hub, as a worker would dial it: ws://HOST:PORT
-    virtual SwarmReport report() const = 0;   // since start() or reset_counters()
+    virtual std::string address()
+        const = 0;  // of the hub, as a worker would dial it: ws://HOST:PORT
+    virtual SwarmReport report() const = 0;  // since start() or reset_counters()
     virtual void reset_counters() = 0;
-    virtual void stop() = 0;                  // idempotent; the destructor calls it
+    virtual void stop() = 0;  // idempotent; the destructor calls it
 };
 
 }  // namespace kvasir::apps

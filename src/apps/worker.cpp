@@ -1,7 +1,7 @@
 // `kvasir worker`: hold some experts and compute them for a backbone.
-#include <csignal>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <memory>
 
@@ -49,32 +49,42 @@ Status serve(const WorkerFlags& flags) {
     g_worker = made->get();
     std::signal(SIGTERM, on_signal);
     std::signal(SIGINT, on_signal);
-    log(LogLevel::kInfo, "worker", "holding " + std::to_string((*holding)->experts()) + " experts, " +
-                                       std::to_string((*holding)->bytes() / 1000000) + " MB");
+    log(LogLevel::kInfo, "worker",
+        "holding " + std::to_string((*holding)->experts()) + " experts, " +
+            std::to_string((*holding)->bytes() / 1000000) + " MB");
     Status ok = (*made)->run();
     std::signal(SIGTERM, SIG_IGN);
     std::signal(SIGINT, SIG_IGN);
     g_worker = nullptr;
-    log(LogLevel::kInfo, "worker", "computed " + std::to_string((*made)->pairs_done()) + " pairs in " +
-                                       std::to_string((*made)->requests_done()) + " requests");
+    log(LogLevel::kInfo, "worker",
+        "computed " + std::to_string((*made)->pairs_done()) + " pairs in " +
+            std::to_string((*made)->requests_done()) + " requests");
     return ok;
 }
 
 }  // namespace
 
 void add_worker(CLI::App& app, int& exit_code) {
-    CLI::App* command = app.add_subcommand("worker", "hold some experts and compute them for a backbone");
+    CLI::App* command =
+        app.add_subcommand("worker", "hold some experts and compute them for a backbone");
     auto flags = std::make_shared<WorkerFlags>();
-    auto* slice = command->add_option("--slice", flags->holding.slice_path, "the slice to serve (made by `kvasir slice`)");
-    auto* model = command->add_option("--model", flags->holding.model_path, "a whole model, mapped; serve some of it");
-    auto* experts = command->add_option("--experts", flags->holding.experts, "which experts of --model, e.g. 0-3:0-15,7:200-255");
+    auto* slice = command->add_option("--slice", flags->holding.slice_path,
+                                      "the slice to serve (made by `kvasir slice`)");
+    auto* model = command->add_option("--model", flags->holding.model_path,
+                                      "a whole model, mapped; serve some of it");
+    auto* experts = command->add_option("--experts", flags->holding.experts,
+                                        "which experts of --model, e.g. 0-3:0-15,7:200-255");
     slice->excludes(model);
     model->needs(experts);
     experts->needs(model);
-    command->add_option("--connect", flags->worker.connect, "the backbone's hub, ws://HOST:PORT")->required();
-    command->add_option("--threads", flags->worker.threads, "compute threads")->check(CLI::Range(1, 512))->capture_default_str();
+    command->add_option("--connect", flags->worker.connect, "the backbone's hub, ws://HOST:PORT")
+        ->required();
+    command->add_option("--threads", flags->worker.threads, "compute threads")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
     command->add_option("--device", flags->worker.device, "ggml device (default: CPU)");
-    command->add_option("--name", flags->worker.name, "shown to people (default: this host's name)");
+    command->add_option("--name", flags->worker.name,
+                        "shown to people (default: this host's name)");
     command->add_option("--parent-pid", flags->parent_pid, "end with this process")->group("");
     command->callback([flags, &exit_code] {
         const Status ok = serve(*flags);

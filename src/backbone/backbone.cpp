@@ -26,7 +26,9 @@ Result<std::unique_ptr<engine::ExpertEngine>> make_engine(uint32_t threads) {
 class SwarmBackbone final : public Backbone {
 public:
     SwarmBackbone(const Options& options, std::unique_ptr<Replica> replica)
-        : options_(options), replica_(std::move(replica)), board_(experts_per_layer(replica_->model())) {}
+        : options_(options),
+          replica_(std::move(replica)),
+          board_(experts_per_layer(replica_->model())) {}
 
     Status start() {
         auto learner = make_engine(1);
@@ -35,7 +37,8 @@ public:
         if (options_.listen.empty()) return {};
         auto engine = make_engine(1);
         if (!engine) return tl::unexpected(engine.error());
-        verifier_ = std::make_unique<Verifier>(*replica_, board_, std::move(*engine), options_.exact_strict);
+        verifier_ = std::make_unique<Verifier>(*replica_, board_, std::move(*engine),
+                                               options_.exact_strict);
         dispatch::HealthOptions health;
         health.stall_max = options_.stall_max;
         auto hub = Hub::make(options_.listen, *replica_, board_, *verifier_, health);
@@ -56,7 +59,8 @@ public:
         const std::lock_guard lock(learn_mu_);
         auto fresh = replica_->learn(layer, program, *learner_);
         if (!fresh) {
-            log(LogLevel::kDebug, "backbone", "layer " + to_string(layer) + " stays local: " + fresh.error().detail);
+            log(LogLevel::kDebug, "backbone",
+                "layer " + to_string(layer) + " stays local: " + fresh.error().detail);
             if (fresh.error().code == Errc::kMismatch) replica_->warn_other_model(layer);
         } else if (*fresh) {
             board_.activate(layer);
@@ -75,12 +79,15 @@ public:
 
     double coverage() const override {
         const uint64_t active = board_.experts_active();
-        return active == 0 ? 1 : static_cast<double>(board_.experts_covered()) / static_cast<double>(active);
+        return active == 0
+                   ? 1
+                   : static_cast<double>(board_.experts_covered()) / static_cast<double>(active);
     }
 
     Status wait_coverage(double share, std::chrono::milliseconds timeout) override {
         if (board_.wait_share(share, net::Clock::now() + timeout)) return {};
-        return fail(Errc::kTimeout, "workers cover " + std::to_string(static_cast<int>(coverage() * 100)) +
+        return fail(Errc::kTimeout, "workers cover " +
+                                        std::to_string(static_cast<int>(coverage() * 100)) +
                                         " % of the experts; nobody holds " + board_.missing(8));
     }
 
@@ -90,7 +97,8 @@ public:
         if (!hub_) return out;
         for (const auto& session : hub_->sessions()) out.workers.push_back(session->report());
         for (const WorkerReport& gone : hub_->departed()) out.workers.push_back(gone);
-        for (const WorkerReport& worker : out.workers) out.wire_bytes += worker.bytes_in + worker.bytes_out;
+        for (const WorkerReport& worker : out.workers)
+            out.wire_bytes += worker.bytes_in + worker.bytes_out;
         return out;
     }
 
@@ -109,14 +117,16 @@ private:
     std::unique_ptr<Hub> hub_;
 
     std::mutex learn_mu_;
-    std::unique_ptr<engine::ExpertEngine> learner_;  // Guarded by learn_mu_: checks programs, computes nothing
+    std::unique_ptr<engine::ExpertEngine>
+        learner_;  // Guarded by learn_mu_: checks programs, computes nothing
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Backbone>> Backbone::start(const Options& options) {
     if (Status ok = engine::load_ggml(); !ok) return tl::unexpected(ok.error());
-    auto replica = Replica::open(options.model_path, options.need_manifest && !options.listen.empty(), options.cache_dir);
+    auto replica = Replica::open(
+        options.model_path, options.need_manifest && !options.listen.empty(), options.cache_dir);
     if (!replica) return tl::unexpected(replica.error());
     auto backbone = std::make_unique<SwarmBackbone>(options, std::move(*replica));
     if (Status ok = backbone->start(); !ok) return tl::unexpected(ok.error());

@@ -1,7 +1,9 @@
-// Backbone: the swarm as llama.cpp's graph sees it: hub, roster, planner, local replica, statistics.
+// Backbone: the swarm as llama.cpp's graph sees it: hub, roster, planner, local replica,
+// statistics.
 //
-// Used by the ggml backend (src/plugin) for every MoE layer of every batch and by `kvasir run`. A Lane belongs
-// to one llama_context; lanes share workers. compute() blocks only its own lane.
+// Used by the ggml backend (src/plugin) for every MoE layer of every batch and by `kvasir run`. A
+// Lane belongs to one llama_context; lanes share workers. compute() blocks only its own lane.
+//
 // Thread: Backbone from any thread; a Lane from one thread at a time.
 // Owns: the listener, sessions, verifier thread; the model's mapping. Limits: Options.
 #pragma once
@@ -22,13 +24,14 @@
 namespace kvasir::backbone {
 
 struct Options {
-    std::string model_path;          // GGUF (any part of a split set)
-    std::string listen = ":0";       // where workers dial in; empty: no hub, everything local
-    bool exact_strict = true;        // only workers whose bits equal ours; else answers are labelled
-    uint32_t local_threads = 1;      // for what the backbone computes itself next to workers' work
-    std::chrono::milliseconds stall_max{400};   // longest wait for a decode answer before a retry elsewhere
-    std::string cache_dir;           // manifest cache; empty: the user's
-    bool need_manifest = true;       // compute the model id (reads the model once, then cached)
+    std::string model_path;      // GGUF (any part of a split set)
+    std::string listen = ":0";   // where workers dial in; empty: no hub, everything local
+    bool exact_strict = true;    // only workers whose bits equal ours; else answers are labelled
+    uint32_t local_threads = 1;  // for what the backbone computes itself next to workers' work
+    std::chrono::milliseconds stall_max{
+        400};                   // longest wait for a decode answer before a retry elsewhere
+    std::string cache_dir;      // manifest cache; empty: the user's
+    bool need_manifest = true;  // compute the model id (reads the model once, then cached)
 };
 
 // One MoE layer of one batch.
@@ -36,14 +39,14 @@ struct LayerBatch {
     LayerKey layer;
     const moe::Program* program = nullptr;
     engine::BankWeights::Tensors weights = {};  // llama.cpp's own tensors
-    const uint8_t* rows = nullptr;    // f32 rows, row r at rows + r * row_stride
-    uint64_t row_stride = 0;          // bytes
+    const uint8_t* rows = nullptr;              // f32 rows, row r at rows + r * row_stride
+    uint64_t row_stride = 0;                    // bytes
     uint32_t row_count = 0;
-    uint32_t used = 0;                // k: pairs per token
+    uint32_t used = 0;  // k: pairs per token
     struct Pair {
         uint32_t row = 0;
-        uint32_t expert = 0;          // global id, in range
-        float* out = nullptr;         // shape.output() floats
+        uint32_t expert = 0;   // global id, in range
+        float* out = nullptr;  // shape.output() floats
     };
     std::vector<Pair> pairs;
 };
@@ -51,9 +54,9 @@ struct LayerBatch {
 class Lane {
 public:
     virtual ~Lane() = default;
-    // True: every pair's output was written. False: no worker holds anything of this layer, or the batch is
-    // not for the swarm (warm-up): the caller computes its graph itself. Errors: kEnvironment when even the local
-    // replica failed.
+    // True: every pair's output was written. False: no worker holds anything of this layer, or the
+    // batch is not for the swarm (warm-up): the caller computes its graph itself. Errors:
+    // kEnvironment when even the local replica failed.
     virtual Result<bool> compute(const LayerBatch& batch) = 0;
     // Accounts for a layer that the caller computed itself.
     virtual void note_local(uint64_t pairs) = 0;
@@ -71,7 +74,8 @@ public:
     virtual void learn(LayerKey layer, const moe::Program& program) = 0;
     virtual std::unique_ptr<Lane> open_lane() = 0;
 
-    // Share of the experts of learned layers that a checked worker holds, 0..1; 1 while nothing is learned.
+    // Share of the experts of learned layers that a checked worker holds, 0..1; 1 while nothing is
+    // learned.
     virtual double coverage() const = 0;
     // Waits until coverage() >= share, or the deadline (kTimeout, saying what is missing).
     virtual Status wait_coverage(double share, std::chrono::milliseconds timeout) = 0;

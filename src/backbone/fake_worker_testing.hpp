@@ -1,7 +1,8 @@
 // FakeWorker: a worker whose answers can be right, late, wrong, torn or missing, as a test wants.
 //
-// Used by backbone's tests. It speaks the wire format with the wire codecs and computes with a real engine. Thread: its own;
-// set_mood() and the counters from any. Owns: the connection, a mapping of the model. It dials once.
+// Used by backbone's tests. It speaks the wire format with the wire codecs and computes with a real
+// engine. Thread: its own; set_mood() and the counters from any. Owns: the connection, a mapping of
+// the model. It dials once.
 #pragma once
 
 #include <sys/socket.h>
@@ -31,28 +32,28 @@ namespace toy = engine::testing;
 
 enum class Mood {
     kHonest,
-    kLate,          // after 600 ms
-    kNever,         // silent from now on, pings included
-    kOnlyPings,     // answers pings, computes nothing
+    kLate,       // after 600 ms
+    kNever,      // silent from now on, pings included
+    kOnlyPings,  // answers pings, computes nothing
     kTwice,
     kNan,
     kInfinity,
     kWrongWidth,
     kWrongCount,
-    kShort,         // says what it should, carries less
-    kDiesBefore,    // closes when asked
-    kDiesHalfway,   // half of the answer, then a reset
-    kDiesAfter,     // the answer, then a reset
-    kFin,           // a clean close frame instead of an answer
-    kError,         // ERROR for every request
-    kGivesUp,       // ERROR for the connection
+    kShort,        // says what it should, carries less
+    kDiesBefore,   // closes when asked
+    kDiesHalfway,  // half of the answer, then a reset
+    kDiesAfter,    // the answer, then a reset
+    kFin,          // a clean close frame instead of an answer
+    kError,        // ERROR for every request
+    kGivesUp,      // ERROR for the connection
     kPingFlood,
     kPongFlood,
     kUnknownFrame,
-    kUnasked,       // a RESULT to a request nobody made
-    kProgramAck,    // the wrong kind of answer
-    kText,          // not a frame
-    kRounded,       // the last bit of every value flipped
+    kUnasked,          // a RESULT to a request nobody made
+    kProgramAck,       // the wrong kind of answer
+    kText,             // not a frame
+    kRounded,          // the last bit of every value flipped
     kWrongForSeveral,  // right for one row, garbage for several
 };
 
@@ -69,7 +70,8 @@ struct FakeOptions {
 
 class FakeWorker {
 public:
-    explicit FakeWorker(FakeOptions options) : options_(std::move(options)), mood_(options_.mood), model_(options_.model) {
+    explicit FakeWorker(FakeOptions options)
+        : options_(std::move(options)), mood_(options_.mood), model_(options_.model) {
         if (options_.node == wire::NodeId{}) {
             static std::atomic<uint8_t> next{1};
             options_.node[0] = next.fetch_add(1);
@@ -145,12 +147,17 @@ private:
         if (!frame) return false;
         if (mood_.load() == Mood::kNever) return true;
         switch (frame->header.type) {
-            case wire::FrameType::kWelcome: return true;
+            case wire::FrameType::kWelcome:
+                return true;
             case wire::FrameType::kPing:
                 send(wire::encode_pong(*wire::decode_token(frame->payload)));
                 return true;
-            case wire::FrameType::kProgram: on_program(*frame); return true;
-            case wire::FrameType::kCompute: ++computes_; return on_compute(*frame);
+            case wire::FrameType::kProgram:
+                on_program(*frame);
+                return true;
+            case wire::FrameType::kCompute:
+                ++computes_;
+                return on_compute(*frame);
             case wire::FrameType::kError: {
                 auto error = wire::decode_error(frame->payload);
                 const std::lock_guard lock(mu_);
@@ -158,7 +165,8 @@ private:
                 last_code_ = error ? error->code : Errc::kCount_;
                 return frame->header.request_id != 0;
             }
-            default: return false;
+            default:
+                return false;
         }
     }
 
@@ -187,7 +195,8 @@ private:
         return {out->begin(), out->end()};
     }
 
-    static std::vector<uint8_t> result(uint32_t request_id, uint32_t pairs, uint32_t width, const std::vector<float>& rows) {
+    static std::vector<uint8_t> result(uint32_t request_id, uint32_t pairs, uint32_t width,
+                                       const std::vector<float>& rows) {
         ByteWriter out;
         wire::begin_result(out, request_id, 1000, pairs, width);
         out.bytes(toy::as_bytes(rows));
@@ -206,32 +215,52 @@ private:
             for (float& value : rows) value = 3 - value;
         };
         switch (mood) {
-            case Mood::kLate: pause(600ms); break;
-            case Mood::kTwice: send(result(id, pairs, width, rows)); break;
-            case Mood::kNan: rows[rows.size() / 2] = std::numeric_limits<float>::quiet_NaN(); break;
-            case Mood::kInfinity: rows.back() = -std::numeric_limits<float>::infinity(); break;
+            case Mood::kLate:
+                pause(600ms);
+                break;
+            case Mood::kTwice:
+                send(result(id, pairs, width, rows));
+                break;
+            case Mood::kNan:
+                rows[rows.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+                break;
+            case Mood::kInfinity:
+                rows.back() = -std::numeric_limits<float>::infinity();
+                break;
             case Mood::kWrongWidth:
                 rows.resize(size_t{pairs} * (width + 1));
                 return send(result(id, pairs, width + 1, rows));
             case Mood::kWrongCount:
                 rows.resize(size_t{pairs + 1} * width);
                 return send(result(id, pairs + 1, width, rows));
-            case Mood::kShort: rows.pop_back(); break;
-            case Mood::kDiesBefore: return false;
+            case Mood::kShort:
+                rows.pop_back();
+                break;
+            case Mood::kDiesBefore:
+                return false;
             case Mood::kDiesHalfway: {
                 const auto bytes = result(id, pairs, width, rows);
                 (void)stream_->enqueue(bytes);  // whole, then torn by the reset
                 return reset();
             }
-            case Mood::kDiesAfter: send(result(id, pairs, width, rows)); return reset();
-            case Mood::kFin: stream_->close(); return false;
-            case Mood::kError: return send(wire::encode_error({Errc::kEnvironment, "out of memory"}, id));
-            case Mood::kGivesUp: send(wire::encode_error({Errc::kEnvironment, "out of memory"}, 0)); return true;
+            case Mood::kDiesAfter:
+                send(result(id, pairs, width, rows));
+                return reset();
+            case Mood::kFin:
+                stream_->close();
+                return false;
+            case Mood::kError:
+                return send(wire::encode_error({Errc::kEnvironment, "out of memory"}, id));
+            case Mood::kGivesUp:
+                send(wire::encode_error({Errc::kEnvironment, "out of memory"}, 0));
+                return true;
             case Mood::kPingFlood:
-                for (uint64_t i = 0; i < 5000 && send(wire::encode_ping(i)); ++i) {}
+                for (uint64_t i = 0; i < 5000 && send(wire::encode_ping(i)); ++i) {
+                }
                 return true;
             case Mood::kPongFlood:
-                for (uint64_t i = 0; i < 5000 && send(wire::encode_pong(i)); ++i) {}
+                for (uint64_t i = 0; i < 5000 && send(wire::encode_pong(i)); ++i) {
+                }
                 return true;
             case Mood::kUnknownFrame: {
                 auto bytes = wire::encode_simple(wire::FrameType::kDrain);
@@ -239,16 +268,23 @@ private:
                 send(bytes);
                 break;
             }
-            case Mood::kUnasked: send(result(id + 1000000, pairs, width, rows)); break;
-            case Mood::kProgramAck: return send(wire::encode_program_ack({1, 0, ""}, id));
-            case Mood::kText: send(std::vector<uint8_t>{'h', 'e', 'l', 'l', 'o'}); break;
+            case Mood::kUnasked:
+                send(result(id + 1000000, pairs, width, rows));
+                break;
+            case Mood::kProgramAck:
+                return send(wire::encode_program_ack({1, 0, ""}, id));
+            case Mood::kText:
+                send(std::vector<uint8_t>{'h', 'e', 'l', 'l', 'o'});
+                break;
             case Mood::kRounded:
-                for (float& value : rows) value = std::nextafter(value, std::numeric_limits<float>::infinity());
+                for (float& value : rows)
+                    value = std::nextafter(value, std::numeric_limits<float>::infinity());
                 break;
             case Mood::kWrongForSeveral:
                 if (view->row_count > 1) garbage_rows();
                 break;
-            default: break;
+            default:
+                break;
         }
         return send(result(id, pairs, width, rows));
     }
@@ -274,8 +310,8 @@ private:
     std::atomic<bool> stopping_{false}, ended_{false};
     std::atomic<uint64_t> computes_{0}, frames_{0};
     mutable std::mutex mu_;
-    std::string last_error_;         // Guarded by mu_
-    Errc last_code_ = Errc::kCount_; // Guarded by mu_
+    std::string last_error_;          // Guarded by mu_
+    Errc last_code_ = Errc::kCount_;  // Guarded by mu_
     toy::Toy model_;
     std::unique_ptr<engine::ExpertEngine> engine_ = toy::make_engine();
     std::map<uint32_t, Loaded> programs_;

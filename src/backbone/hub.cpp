@@ -35,21 +35,28 @@ wire::BuildFingerprint own_build() {
 
 Hub::Hub(Replica& replica, RosterBoard& board, Verifier& verifier, dispatch::HealthOptions health,
          HubLimits limits)
-    : replica_(replica), board_(board), verifier_(verifier), health_(health), limits_(limits),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)), event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    : replica_(replica),
+      board_(board),
+      verifier_(verifier),
+      health_(health),
+      limits_(limits),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     KVASIR_CHECK(epoll_ && event_);
     watch(epoll_.get(), EPOLL_CTL_ADD, event_.get(), kEventTag, EPOLLIN);
 }
 
-Result<std::unique_ptr<Hub>> Hub::make(const std::string& listen, Replica& replica, RosterBoard& board,
-                                       Verifier& verifier, dispatch::HealthOptions health, HubLimits limits) {
+Result<std::unique_ptr<Hub>> Hub::make(const std::string& listen, Replica& replica,
+                                       RosterBoard& board, Verifier& verifier,
+                                       dispatch::HealthOptions health, HubLimits limits) {
     auto endpoint = net::parse_listen(listen);
     if (!endpoint) return tl::unexpected(endpoint.error());
     std::unique_ptr<Hub> hub(new Hub(replica, board, verifier, health, limits));
     Hub* self = hub.get();
-    auto listener = net::Listener::make(*endpoint, [self](net::MessageStream stream, std::string address) {
-        self->on_stream(std::move(stream), std::move(address));
-    });
+    auto listener =
+        net::Listener::make(*endpoint, [self](net::MessageStream stream, std::string address) {
+            self->on_stream(std::move(stream), std::move(address));
+        });
     if (!listener) return tl::unexpected(listener.error());
     hub->listener_ = std::move(*listener);
     hub->thread_ = std::thread([self] { self->run(); });
@@ -88,7 +95,8 @@ void Hub::reset_reports() {
 void Hub::on_stream(net::MessageStream stream, std::string address) {
     {
         const std::lock_guard lock(mu_);
-        if (incoming_.size() >= limits_.joining_max) return;  // closes it: the peer will retry with backoff
+        if (incoming_.size() >= limits_.joining_max)
+            return;  // closes it: the peer will retry with backoff
         incoming_.emplace_back(std::move(stream), std::move(address));
     }
     notify(event_.get());
@@ -98,7 +106,8 @@ void Hub::run() {
     std::vector<epoll_event> events(64);
     auto last_tick = net::Clock::now();
     while (!stopping_.load()) {
-        const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), kTickMs);
+        const int count =
+            ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), kTickMs);
         for (int i = 0; i < count; ++i) {
             const uint64_t tag = events[static_cast<size_t>(i)].data.u64;
             if (tag == kEventTag) {
@@ -130,7 +139,8 @@ void Hub::take_incoming() {
         make_room();
         const uint64_t tag = next_tag_++;
         const int fd = stream.fd();
-        joining_.emplace(tag, Joining{std::move(stream), net::Clock::now() + limits_.hello_deadline, address, false});
+        joining_.emplace(tag, Joining{std::move(stream), net::Clock::now() + limits_.hello_deadline,
+                                      address, false});
         watch(epoll_.get(), EPOLL_CTL_ADD, fd, tag, EPOLLIN | EPOLLRDHUP);
         on_joining(tag);  // bytes that came with the upgrade make no event
     }
@@ -157,7 +167,8 @@ Status Hub::join_step(uint64_t tag, Joining& joining, bool& joined) {
         if (!message) return tl::unexpected(message.error());
         if (!*message) return {};
         if (!joining.role_seen) {
-            if ((*message)->size() != 1 || (**message)[0] != static_cast<uint8_t>(wire::Role::kWorker)) {
+            if ((*message)->size() != 1 ||
+                (**message)[0] != static_cast<uint8_t>(wire::Role::kWorker)) {
                 return fail(Errc::kProtocol, "the first message must be the role byte 'W'");
             }
             joining.role_seen = true;
@@ -181,31 +192,35 @@ Status Hub::check_hello(const wire::Hello& hello) const {
         return fail(Errc::kVersion, "worker speaks protocol " + std::to_string(hello.major) + "." +
                                         std::to_string(hello.minor) + ", this backbone " +
                                         std::to_string(wire::kProtocolMajor) + "." +
-                                        std::to_string(wire::kProtocolMinor) + ": update the older one");
+                                        std::to_string(wire::kProtocolMinor) +
+                                        ": update the older one");
     }
     const moe::Manifest* manifest = replica_.manifest();
     const bool has_id = hello.model_id != Sha256{};
     if (manifest != nullptr && has_id && hello.model_id != manifest->model_id) {
         return fail(Errc::kMismatch, "worker holds model " + to_hex(hello.model_id).substr(0, 16) +
-                                         "..., this backbone runs " + to_hex(manifest->model_id).substr(0, 16) +
+                                         "..., this backbone runs " +
+                                         to_hex(manifest->model_id).substr(0, 16) +
                                          "... (another model or another quantisation of it)");
     }
     if (hello.segments.empty()) return fail(Errc::kMismatch, "worker holds no experts");
     const wire::HeldSegment* before = nullptr;
     for (const wire::HeldSegment& held : hello.segments) {
         const Segment& segment = held.segment;
-        const std::string where = "segment " + to_string(segment.layer) + ":" + std::to_string(segment.begin) + "-" +
-                                  std::to_string(segment.end);
+        const std::string where = "segment " + to_string(segment.layer) + ":" +
+                                  std::to_string(segment.begin) + "-" + std::to_string(segment.end);
         const moe::ExpertBank* bank = replica_.model().find_bank(segment.layer);
         if (bank == nullptr || segment.begin >= segment.end || segment.end > bank->experts) {
             return fail(Errc::kMismatch, where + " does not exist in this model");
         }
-        if (before != nullptr && (before->segment.layer > segment.layer ||
-                                  (before->segment.layer == segment.layer && before->segment.end > segment.begin))) {
+        if (before != nullptr &&
+            (before->segment.layer > segment.layer ||
+             (before->segment.layer == segment.layer && before->segment.end > segment.begin))) {
             return fail(Errc::kProtocol, where + " is out of order or overlaps");
         }
         if (manifest != nullptr && manifest->segment_digest(segment) != held.digest) {
-            return fail(Errc::kMismatch, where + " has other bytes than this model (digest differs)");
+            return fail(Errc::kMismatch,
+                        where + " has other bytes than this model (digest differs)");
         }
         before = &held;
     }
@@ -215,12 +230,14 @@ Status Hub::check_hello(const wire::Hello& hello) const {
 Status Hub::on_hello(uint64_t tag, Joining& joining, std::span<const uint8_t> message) {
     auto frame = wire::decode_frame(message);
     if (!frame) return tl::unexpected(frame.error());
-    if (frame->header.type != wire::FrameType::kHello) return fail(Errc::kProtocol, "expected HELLO");
+    if (frame->header.type != wire::FrameType::kHello)
+        return fail(Errc::kProtocol, "expected HELLO");
     auto hello = wire::decode_hello(frame->payload);
     if (!hello) return tl::unexpected(hello.error());
     if (Status ok = check_hello(*hello); !ok) return ok;
     const auto others = sessions();
-    if (others.size() >= limits_.sessions_max) return fail(Errc::kBusy, "this backbone has enough workers");
+    if (others.size() >= limits_.sessions_max)
+        return fail(Errc::kBusy, "this backbone has enough workers");
     wire::Welcome welcome;
     welcome.generation = tag;
     welcome.ping_interval_ms = static_cast<uint32_t>(limits_.ping_interval.count());
@@ -231,8 +248,8 @@ Status Hub::on_hello(uint64_t tag, Joining& joining, std::span<const uint8_t> me
             other->close({Errc::kClosed, "replaced by a newer connection of the same node"});
         }
     }
-    auto session = std::make_shared<WorkerSession>(tag, std::move(joining.stream), std::move(*hello), epoll_.get(),
-                                                   event_.get(), health_);
+    auto session = std::make_shared<WorkerSession>(
+        tag, std::move(joining.stream), std::move(*hello), epoll_.get(), event_.get(), health_);
     log(LogLevel::kInfo, "hub", "worker " + session->label() + " joined from " + joining.address);
     {
         const std::lock_guard lock(mu_);
@@ -248,7 +265,8 @@ void Hub::on_session(uint64_t tag) {
     std::shared_ptr<WorkerSession> session;
     {
         const std::lock_guard lock(mu_);
-        if (const auto found = sessions_.find(tag); found != sessions_.end()) session = found->second;
+        if (const auto found = sessions_.find(tag); found != sessions_.end())
+            session = found->second;
     }
     if (!session) return;
     if (session->claim(this)) {
@@ -274,7 +292,8 @@ void Hub::tick() {
             session->close({Errc::kTimeout, "silent for too long"});
         } else if (session->wants_probe()) {
             if (now - session->last_ping() >= limits_.probe_interval) session->ping();
-        } else if (now - std::max(session->last_ping(), session->last_heard()) >= limits_.ping_interval) {
+        } else if (now - std::max(session->last_ping(), session->last_heard()) >=
+                   limits_.ping_interval) {
             session->ping();
         }
     }

@@ -1,8 +1,12 @@
-// The hub: accepts workers, checks their hello, watches idle sockets, probes the suspect, drops the silent.
+// The hub: accepts workers, checks their hello, watches idle sockets, probes the suspect, drops the
+// silent.
 //
-// Used by Backbone. Every protocol step before a worker may get work happens here or in the verifier. Thread: its own
-// epoll loop; the listener hands over upgraded streams from its thread. Owns: sessions (shared with the roster).
-// Limits: HubLimits; a peer that does not say hello in time, or says it wrongly, is told why and closed.
+// Used by Backbone. Every protocol step before a worker may get work happens here or in the
+// verifier. Thread: its own epoll loop; the listener hands over upgraded streams from its thread.
+// Owns: sessions (shared with the roster).
+//
+// Limits: HubLimits; a peer that does not say hello in time, or says it wrongly, is told why and
+// closed.
 #pragma once
 
 #include <atomic>
@@ -26,14 +30,15 @@ struct HubLimits {
     std::chrono::milliseconds silence_max{60000};   // then the worker is gone
     std::chrono::milliseconds probe_interval{200};  // of a suspect worker
     size_t sessions_max = 4096;
-    size_t joining_max = 256;   // connections without a HELLO; the longest waiting one makes room
+    size_t joining_max = 256;  // connections without a HELLO; the longest waiting one makes room
 };
 
 class Hub {
 public:
     // Errors: kUsage (address), kEnvironment (in use).
-    static Result<std::unique_ptr<Hub>> make(const std::string& listen, Replica& replica, RosterBoard& board,
-                                             Verifier& verifier, dispatch::HealthOptions health, HubLimits limits = {});
+    static Result<std::unique_ptr<Hub>> make(const std::string& listen, Replica& replica,
+                                             RosterBoard& board, Verifier& verifier,
+                                             dispatch::HealthOptions health, HubLimits limits = {});
     ~Hub();
 
     uint16_t port() const { return listener_->port(); }
@@ -50,7 +55,8 @@ private:
         bool role_seen = false;
     };
 
-    Hub(Replica& replica, RosterBoard& board, Verifier& verifier, dispatch::HealthOptions health, HubLimits limits);
+    Hub(Replica& replica, RosterBoard& board, Verifier& verifier, dispatch::HealthOptions health,
+        HubLimits limits);
     void on_stream(net::MessageStream stream, std::string address);
     void run();
     void take_incoming();

@@ -32,9 +32,18 @@ std::vector<BadHello> bad_hellos() {
     return {
         {"major 2", [](wire::Hello& hello) { hello.major = 2; }, Errc::kVersion, {"2.0", "1.0"}},
         {"major 0", [](wire::Hello& hello) { hello.major = 0; }, Errc::kVersion, {"0.0", "1.0"}},
-        {"other model", [](wire::Hello& hello) { hello.model_id.fill(0xab); }, Errc::kMismatch, {"abababab"}},
-        {"digest", [](wire::Hello& hello) { hello.segments[1].digest[31] ^= 1; }, Errc::kMismatch, {"digest", "1:0-8"}},
-        {"nothing held", [](wire::Hello& hello) { hello.segments.clear(); }, Errc::kMismatch, {"no experts"}},
+        {"other model",
+         [](wire::Hello& hello) { hello.model_id.fill(0xab); },
+         Errc::kMismatch,
+         {"abababab"}},
+        {"digest",
+         [](wire::Hello& hello) { hello.segments[1].digest[31] ^= 1; },
+         Errc::kMismatch,
+         {"digest", "1:0-8"}},
+        {"nothing held",
+         [](wire::Hello& hello) { hello.segments.clear(); },
+         Errc::kMismatch,
+         {"no experts"}},
         {"end + 1", segment(kLayer0, 0, 9), Errc::kMismatch, {"0:0-9"}},
         {"2^32 - 1 wide", segment(kLayer0, 0, kMax), Errc::kMismatch, {"4294967295"}},
         {"empty", segment(kLayer0, 3, 3), Errc::kProtocol, {"segments"}},
@@ -42,8 +51,13 @@ std::vector<BadHello> bad_hellos() {
         {"layer 2", last({2, 0}), Errc::kMismatch, {"2:0-8"}},
         {"layer 2^32 - 1", last({kMax, 0}), Errc::kMismatch, {"4294967295:0-8"}},
         {"bank 1", segment({0, 1}, 0, 8), Errc::kMismatch, {"0c:0-8"}},
-        {"twice", [](wire::Hello& hello) { hello.segments.push_back(hello.segments[1]); }, Errc::kProtocol, {"segments"}},
-        {"out of order", [](wire::Hello& hello) { std::swap(hello.segments[0], hello.segments[1]); }, Errc::kProtocol,
+        {"twice",
+         [](wire::Hello& hello) { hello.segments.push_back(hello.segments[1]); },
+         Errc::kProtocol,
+         {"segments"}},
+        {"out of order",
+         [](wire::Hello& hello) { std::swap(hello.segments[0], hello.segments[1]); },
+         Errc::kProtocol,
          {"segments"}},
     };
 }
@@ -55,7 +69,8 @@ TEST(Join, WhatDoesNotFitIsRefusedWithBothValues) {
         ASSERT_TRUE(eventually([&] { return worker->ended(); })) << bad.name;
         EXPECT_EQ(worker->last_code(), bad.code) << bad.name;
         for (const std::string& word : bad.words) {
-            EXPECT_NE(worker->last_error().find(word), std::string::npos) << bad.name << ": " << worker->last_error();
+            EXPECT_NE(worker->last_error().find(word), std::string::npos)
+                << bad.name << ": " << worker->last_error();
         }
     }
     EXPECT_EQ(connected(swarm.backbone()), 0u);
@@ -65,14 +80,17 @@ TEST(Join, WhatDoesNotFitIsRefusedWithBothValues) {
 
 TEST(Join, ALaterMinorVersionIsFine) {
     ToySwarm swarm;
-    auto worker = swarm.worker(0, 8, "newer", Mood::kHonest, [](wire::Hello& hello) { hello.minor = 7; });
+    auto worker =
+        swarm.worker(0, 8, "newer", Mood::kHonest, [](wire::Hello& hello) { hello.minor = 7; });
     EXPECT_TRUE(swarm.covered());
 }
 
-// B9: another quantisation of the same model, and a node that comes back with another model in mid-session.
+// B9: another quantisation of the same model, and a node that comes back with another model in
+// mid-session.
 TEST(Join, AnotherQuantisationIsRefusedAndTheOldConnectionStays) {
     ToySwarm swarm;
-    auto good = swarm.worker(0, 8, "good", Mood::kHonest, [](wire::Hello& hello) { hello.node.fill(9); });
+    auto good =
+        swarm.worker(0, 8, "good", Mood::kHonest, [](wire::Hello& hello) { hello.node.fill(9); });
     ASSERT_TRUE(swarm.covered());
     const toy::Folder folder;
     FakeOptions options;
@@ -87,7 +105,8 @@ TEST(Join, AnotherQuantisationIsRefusedAndTheOldConnectionStays) {
     const auto own = moe::load_or_compute_manifest(toy::Toy(swarm.path()).model, swarm.cache());
     const auto theirs = moe::load_or_compute_manifest(toy::Toy(options.model).model, swarm.cache());
     ASSERT_TRUE(own && theirs);
-    EXPECT_NE(other.last_error().find(to_hex(own->model_id).substr(0, 16)), std::string::npos) << other.last_error();
+    EXPECT_NE(other.last_error().find(to_hex(own->model_id).substr(0, 16)), std::string::npos)
+        << other.last_error();
     EXPECT_NE(other.last_error().find(to_hex(theirs->model_id).substr(0, 16)), std::string::npos);
     EXPECT_EQ(connected(swarm.backbone()), 1u);
     auto lane = swarm.backbone().open_lane();
@@ -115,7 +134,8 @@ net::MessageStream dial(uint16_t port) {
 
 TEST(Join, GarbageIsToldAndClosed) {
     ToySwarm swarm;
-    const std::vector<std::vector<uint8_t>> firsts = {{}, {0}, {'G'}, {0xff}, {'B'}, {'W', 'W'}, std::vector<uint8_t>(1000, 7)};
+    const std::vector<std::vector<uint8_t>> firsts = {
+        {}, {0}, {'G'}, {0xff}, {'B'}, {'W', 'W'}, std::vector<uint8_t>(1000, 7)};
     for (const auto& first : firsts) {
         auto stream = dial(swarm.backbone().port());
         ASSERT_TRUE(stream.enqueue(first));
@@ -126,8 +146,12 @@ TEST(Join, GarbageIsToldAndClosed) {
         EXPECT_EQ(frame->header.type, wire::FrameType::kError);
         EXPECT_FALSE(stream.receive(net::Clock::now() + 5s));
     }
-    std::vector<std::vector<uint8_t>> hellos = {{}, {'W'}, std::vector<uint8_t>(16, 0), std::vector<uint8_t>(200, 0xff),
-                                                wire::encode_ping(1), wire::encode_simple(wire::FrameType::kGoodbye)};
+    std::vector<std::vector<uint8_t>> hellos = {{},
+                                                {'W'},
+                                                std::vector<uint8_t>(16, 0),
+                                                std::vector<uint8_t>(200, 0xff),
+                                                wire::encode_ping(1),
+                                                wire::encode_simple(wire::FrameType::kGoodbye)};
     wire::Hello hello;
     hello.segments.resize(1);
     auto good = wire::encode_hello(hello);

@@ -32,11 +32,11 @@ bool copy_finite(float* out, const uint8_t* in, size_t count) {
 
 }  // namespace
 
-SwarmLane::SwarmLane(Replica& replica, RosterBoard& board, Stats& stats, std::unique_ptr<engine::ExpertEngine> engine)
+SwarmLane::SwarmLane(Replica& replica, RosterBoard& board, Stats& stats,
+                     std::unique_ptr<engine::ExpertEngine> engine)
     : replica_(replica), board_(board), stats_(stats), engine_(std::move(engine)) {
-    on_reply_ = [this](uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload, const Error& error) {
-        on_reply(cookie, type, payload, error);
-    };
+    on_reply_ = [this](uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload,
+                       const Error& error) { on_reply(cookie, type, payload, error); };
 }
 
 SwarmLane::~SwarmLane() {
@@ -66,7 +66,8 @@ Result<bool> SwarmLane::compute(const LayerBatch& batch) {
     if (!ok) return tl::unexpected(ok.error());
     auto slowest = local_compute_;
     for (const auto& [worker, time] : worker_compute_) slowest = std::max(slowest, time);
-    stats_.add_layer(remote_pairs_, local_pairs_, retried_pairs_, net::Clock::now() - start, slowest, exact_);
+    stats_.add_layer(remote_pairs_, local_pairs_, retried_pairs_, net::Clock::now() - start,
+                     slowest, exact_);
     return true;
 }
 
@@ -143,7 +144,8 @@ void SwarmLane::assign(std::span<const uint32_t> groups) {
         plan_holders_[i].clear();
         for (uint32_t worker : layer_->holders[rows.expert]) {
             if (!session(worker).usable()) continue;
-            if (std::find(rows.tried.begin(), rows.tried.end(), worker) != rows.tried.end()) continue;
+            if (std::find(rows.tried.begin(), rows.tried.end(), worker) != rows.tried.end())
+                continue;
             auto known = std::find(plan_workers_.begin(), plan_workers_.end(), worker);
             if (known == plan_workers_.end()) {
                 dispatch::HolderCost cost;
@@ -165,7 +167,8 @@ void SwarmLane::assign(std::span<const uint32_t> groups) {
             continue;
         }
         const uint32_t worker = plan_workers_[static_cast<size_t>(plan_out_[i])];
-        auto entry = std::find_if(to_send_.begin(), to_send_.end(), [&](const auto& e) { return e.first == worker; });
+        auto entry = std::find_if(to_send_.begin(), to_send_.end(),
+                                  [&](const auto& e) { return e.first == worker; });
         if (entry == to_send_.end()) entry = to_send_.insert(entry, {worker, {}});
         entry->second.push_back(groups[i]);
     }
@@ -190,11 +193,13 @@ Status SwarmLane::run_assigned() {
 // Splits what goes to a worker into requests it accepts. Experts stay whole as long as they fit.
 void SwarmLane::send_group(uint32_t worker, std::span<const uint32_t> groups) {
     const wire::Hello& hello = session(worker).hello();
-    const uint32_t most = std::min({hello.pairs_max, hello.rows_max, wire::kPairsMax, wire::kRowsMax});
+    const uint32_t most =
+        std::min({hello.pairs_max, hello.rows_max, wire::kPairsMax, wire::kRowsMax});
     size_t begin = 0;
     while (begin < groups.size()) {
         size_t end = begin + 1;
-        while (end < groups.size() && pairs_in(groups.subspan(begin, end + 1 - begin)) <= most) ++end;
+        while (end < groups.size() && pairs_in(groups.subspan(begin, end + 1 - begin)) <= most)
+            ++end;
         const auto part = groups.subspan(begin, end - begin);
         if (pairs_in(part) > most || !send_call(worker, part)) {
             for (uint32_t g : part) {
@@ -212,7 +217,8 @@ bool SwarmLane::send_call(uint32_t worker, std::span<const uint32_t> groups) {
     call->worker = worker;
     call->groups.assign(groups.begin(), groups.end());
     for (uint32_t g : groups) {
-        call->pairs.insert(call->pairs.end(), order_.begin() + groups_[g].begin, order_.begin() + groups_[g].end);
+        call->pairs.insert(call->pairs.end(), order_.begin() + groups_[g].begin,
+                           order_.begin() + groups_[g].end);
     }
     const HeldBank* held = target.bank(batch_->layer);
     KVASIR_CHECK(held != nullptr);
@@ -220,24 +226,28 @@ bool SwarmLane::send_call(uint32_t worker, std::span<const uint32_t> groups) {
     uint32_t row_count = 0;
     if (!rows_for(*call, rows, row_count)) return false;
     for (size_t i = 0; i < call->pairs.size(); ++i) {
-        wire_pairs_[i].local = static_cast<uint32_t>(held->local_of_global[batch_->pairs[call->pairs[i]].expert]);
+        wire_pairs_[i].local =
+            static_cast<uint32_t>(held->local_of_global[batch_->pairs[call->pairs[i]].expert]);
     }
-    if (std::find(claimed_.begin(), claimed_.end(), worker) == claimed_.end() && target.claim(this)) {
+    if (std::find(claimed_.begin(), claimed_.end(), worker) == claimed_.end() &&
+        target.claim(this)) {
         claimed_.push_back(worker);
     }
     call->request_id = target.next_request_id();
     head_.clear();
     wire::begin_compute(head_, call->request_id, learned_->program_id,
-                        learned_->bank->takes_q8k ? engine::kRowQ8K : engine::kRowF32, row_count, wire_pairs_,
-                        rows.size());
+                        learned_->bank->takes_q8k ? engine::kRowQ8K : engine::kRowF32, row_count,
+                        wire_pairs_, rows.size());
     const std::span<const uint8_t> pieces[] = {head_.data(), rows};
     call->sent = net::Clock::now();
     // The worker computes what it was asked before first.
     uint32_t pairs_ahead = 0;
     for (const auto& other : calls_) {
-        if (other->open && other->worker == worker) pairs_ahead += static_cast<uint32_t>(other->pairs.size());
+        if (other->open && other->worker == worker)
+            pairs_ahead += static_cast<uint32_t>(other->pairs.size());
     }
-    call->deadline = call->sent + target.deadline(pairs_ahead + static_cast<uint32_t>(call->pairs.size()));
+    call->deadline =
+        call->sent + target.deadline(pairs_ahead + static_cast<uint32_t>(call->pairs.size()));
     const uint64_t cookie = (uint64_t{epoch_} << 32) | calls_.size();
     if (!target.request(call->request_id, pieces, &mailbox_, cookie)) return false;
     call->open = true;
@@ -249,7 +259,8 @@ bool SwarmLane::send_call(uint32_t worker, std::span<const uint32_t> groups) {
 // The rows a call needs, each once, and wire_pairs_ with their numbers.
 bool SwarmLane::rows_for(Call& call, std::span<const uint8_t>& rows, uint32_t& row_count) {
     const engine::Bank& bank = *learned_->bank;
-    const uint64_t bytes = engine::row_bytes(bank.takes_q8k ? engine::kRowQ8K : engine::kRowF32, bank.shape.input());
+    const uint64_t bytes =
+        engine::row_bytes(bank.takes_q8k ? engine::kRowQ8K : engine::kRowF32, bank.shape.input());
     const uint8_t* source = bank.takes_q8k ? quantised_.data() : batch_->rows;
     const uint64_t stride = bank.takes_q8k ? bytes : batch_->row_stride;
     wire_pairs_.assign(call.pairs.size(), {});
@@ -289,13 +300,16 @@ Status SwarmLane::compute_groups(std::span<const uint32_t> groups) {
     size_t begin = 0;
     while (begin < groups.size()) {
         size_t end = begin + 1;
-        while (end < groups.size() && pairs_in(groups.subspan(begin, end + 1 - begin)) <= kLocalChunkPairs) ++end;
+        while (end < groups.size() &&
+               pairs_in(groups.subspan(begin, end + 1 - begin)) <= kLocalChunkPairs)
+            ++end;
         if (Status ok = compute_chunk(groups.subspan(begin, end - begin)); !ok) return ok;
         begin = end;
     }
     const auto took = net::Clock::now() - start;
     local_compute_ += took;
-    // Nobody read the answers meanwhile, and a long one cannot be sent unread: not the workers' time.
+    // Nobody read the answers meanwhile, and a long one cannot be sent unread: not the workers'
+    // time.
     for (const auto& call : calls_) {
         if (call->open) call->deadline += took;
     }
@@ -342,9 +356,12 @@ Status SwarmLane::collect() {
         const uint32_t width = learned_->bank->shape.output();
         bool finite = true;
         for (uint32_t p : call.pairs) {
-            for (uint32_t i = 0; i < width && finite; ++i) finite = std::isfinite(batch_->pairs[p].out[i]);
+            for (uint32_t i = 0; i < width && finite; ++i)
+                finite = std::isfinite(batch_->pairs[p].out[i]);
         }
-        if (finite) session(call.worker).close({Errc::kBadAnswer, "answered with values that are not numbers"});
+        if (finite)
+            session(call.worker)
+                .close({Errc::kBadAnswer, "answered with values that are not numbers"});
     }
     return {};
 }
@@ -366,15 +383,18 @@ void SwarmLane::wait_for_replies() {
     poll_entries_.push_back({mailbox_.fd(), POLLIN, 0});
     if (::poll(poll_entries_.data(), poll_entries_.size(), poll_timeout(deadline)) <= 0) return;
     for (size_t i = 0; i < poll_workers_.size(); ++i) {
-        if (poll_entries_[i].revents != 0) (void)session(poll_workers_[i]).pump(&mailbox_, on_reply_);
+        if (poll_entries_[i].revents != 0)
+            (void)session(poll_workers_[i]).pump(&mailbox_, on_reply_);
     }
     if (poll_entries_.back().revents != 0) {
         mailbox_.take(replies_);
-        for (const Reply& reply : replies_) on_reply(reply.cookie, reply.type, reply.payload, reply.error);
+        for (const Reply& reply : replies_)
+            on_reply(reply.cookie, reply.type, reply.payload, reply.error);
     }
 }
 
-void SwarmLane::on_reply(uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload, const Error& error) {
+void SwarmLane::on_reply(uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload,
+                         const Error& error) {
     const auto index = static_cast<size_t>(cookie & 0xffffffff);
     if (cookie >> 32 != epoch_ || index >= calls_.size() || !calls_[index]->open) return;
     Call& call = *calls_[index];
@@ -404,7 +424,8 @@ void SwarmLane::accept_rows(Call& call, const wire::ResultView& result) {
     }
     bool finite = true;
     for (size_t i = 0; i < call.pairs.size(); ++i) {
-        finite &= copy_finite(batch_->pairs[call.pairs[i]].out, result.rows.data() + i * width * sizeof(float), width);
+        finite &= copy_finite(batch_->pairs[call.pairs[i]].out,
+                              result.rows.data() + i * width * sizeof(float), width);
     }
     call.compute = std::chrono::nanoseconds(result.compute_ns);
     call.answered = finite;
@@ -423,12 +444,15 @@ void SwarmLane::settle() {
             call.open = false;
             --calls_open_;
             const auto pairs = static_cast<uint32_t>(call.pairs.size());
-            const auto compute = std::clamp(call.compute, std::chrono::nanoseconds(0), std::chrono::nanoseconds(now - call.sent));
+            const auto compute = std::clamp(call.compute, std::chrono::nanoseconds(0),
+                                            std::chrono::nanoseconds(now - call.sent));
             worker.on_answer(pairs, now - call.sent, compute);
             remote_pairs_ += pairs;
             exact_ = exact_ && worker.exact();
-            auto sum = std::find_if(worker_compute_.begin(), worker_compute_.end(), [&](const auto& e) { return e.first == call.worker; });
-            if (sum == worker_compute_.end()) sum = worker_compute_.insert(sum, {call.worker, std::chrono::nanoseconds(0)});
+            auto sum = std::find_if(worker_compute_.begin(), worker_compute_.end(),
+                                    [&](const auto& e) { return e.first == call.worker; });
+            if (sum == worker_compute_.end())
+                sum = worker_compute_.insert(sum, {call.worker, std::chrono::nanoseconds(0)});
             sum->second += compute;
         } else if (call.failed || now >= call.deadline) {
             if (call.suspicious) suspects_.push_back(static_cast<uint32_t>(i));
@@ -446,9 +470,11 @@ void SwarmLane::settle_failure(Call& call) {
         call.error = "no answer within its deadline";
     }
     worker.on_failure();
-    log(LogLevel::kWarn, "dispatch", worker.label() + ", layer " + to_string(batch_->layer) + ": " + call.error +
-                                         "; asking elsewhere");
-    if (call.code == Errc::kBadAnswer && !call.suspicious) worker.close({Errc::kBadAnswer, call.error});
+    log(LogLevel::kWarn, "dispatch",
+        worker.label() + ", layer " + to_string(batch_->layer) + ": " + call.error +
+            "; asking elsewhere");
+    if (call.code == Errc::kBadAnswer && !call.suspicious)
+        worker.close({Errc::kBadAnswer, call.error});
     for (uint32_t g : call.groups) {
         if (call.suspicious) {
             // Only our own replica can say whether such values are right.

@@ -1,8 +1,10 @@
 // SwarmLane: dispatches one layer of one batch: plan, send, compute our own share, collect, retry.
 //
-// Used by the ggml backend, one lane per llama_context. All requests of a layer are in flight at once; while
-// they are, the backbone computes what nobody holds. An expert whose worker dies, stalls or answers badly is
-// asked of another holder, and at last computed here: same bits, one layer late.
+// Used by the ggml backend, one lane per llama_context. All requests of a layer are in flight at
+// once; while they are, the backbone computes what nobody holds. An expert whose worker dies,
+// stalls or answers badly is asked of another holder, and at last computed here: same bits, one
+// layer late.
+//
 // Thread: one at a time. Owns: an engine, a mailbox, buffers that are reused from layer to layer.
 #pragma once
 
@@ -22,7 +24,8 @@ namespace kvasir::backbone {
 
 class SwarmLane final : public Lane {
 public:
-    SwarmLane(Replica& replica, RosterBoard& board, Stats& stats, std::unique_ptr<engine::ExpertEngine> engine);
+    SwarmLane(Replica& replica, RosterBoard& board, Stats& stats,
+              std::unique_ptr<engine::ExpertEngine> engine);
     ~SwarmLane() override;
 
     Result<bool> compute(const LayerBatch& batch) override;
@@ -39,25 +42,25 @@ private:
     };
     // One request to one worker.
     struct Call {
-        uint32_t worker = 0;          // index into roster_->workers
+        uint32_t worker = 0;  // index into roster_->workers
         uint32_t request_id = 0;
-        std::vector<uint32_t> pairs;  // indices into batch.pairs, in request order
-        std::vector<uint32_t> groups; // of groups_
+        std::vector<uint32_t> pairs;   // indices into batch.pairs, in request order
+        std::vector<uint32_t> groups;  // of groups_
         net::Clock::time_point sent{};
         net::Deadline deadline{};
         bool open = false;
-        bool answered = false;        // since the last look
+        bool answered = false;  // since the last look
         bool failed = false;
-        bool suspicious = false;      // not-a-number in the answer
-        Errc code = Errc::kTimeout;   // of a failure
+        bool suspicious = false;     // not-a-number in the answer
+        Errc code = Errc::kTimeout;  // of a failure
         std::chrono::nanoseconds compute{0};
         std::string error;
     };
 
     bool prepare(const LayerBatch& batch);
     void group_pairs();
-    void assign(std::span<const uint32_t> groups);      // -> to_send_, to_compute_
-    Status run_assigned();                              // sends and computes until nothing is left to assign
+    void assign(std::span<const uint32_t> groups);  // -> to_send_, to_compute_
+    Status run_assigned();  // sends and computes until nothing is left to assign
     void send_group(uint32_t worker, std::span<const uint32_t> groups);
     bool send_call(uint32_t worker, std::span<const uint32_t> groups);
     bool rows_for(Call& call, std::span<const uint8_t>& rows, uint32_t& row_count);
@@ -66,7 +69,8 @@ private:
     Status compute_chunk(std::span<const uint32_t> groups);
     Status collect();
     void wait_for_replies();
-    void on_reply(uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload, const Error& error);
+    void on_reply(uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload,
+                  const Error& error);
     void accept_rows(Call& call, const wire::ResultView& result);
     void settle();
     void settle_failure(Call& call);
@@ -85,23 +89,24 @@ private:
     // Of the lane's thread: the roster snapshot.
     std::shared_ptr<const Roster> roster_;
     uint64_t roster_version_ = 0;
-    std::set<std::pair<LayerKey, const void*>> known_weights_;  // tensors found equal to the replica's
+    std::set<std::pair<LayerKey, const void*>>
+        known_weights_;  // tensors found equal to the replica's
 
     // Of the layer under way.
     const LayerBatch* batch_ = nullptr;
-    uint32_t epoch_ = 0;                 // tells late replies of an earlier layer apart
+    uint32_t epoch_ = 0;  // tells late replies of an earlier layer apart
     std::optional<LearnedBank> learned_;
     const LayerRoster* layer_ = nullptr;
-    std::vector<uint32_t> order_;        // pair indices sorted by expert
+    std::vector<uint32_t> order_;  // pair indices sorted by expert
     std::vector<ExpertRows> groups_;
-    std::vector<uint32_t> to_assign_;    // groups to place (again)
-    std::vector<uint32_t> to_compute_;   // groups for the backbone
+    std::vector<uint32_t> to_assign_;                                  // groups to place (again)
+    std::vector<uint32_t> to_compute_;                                 // groups for the backbone
     std::vector<std::pair<uint32_t, std::vector<uint32_t>>> to_send_;  // (worker, groups)
     std::vector<std::unique_ptr<Call>> calls_;
     size_t calls_open_ = 0;
-    std::vector<uint32_t> suspects_;     // calls whose answer had values that are not numbers
-    std::vector<uint32_t> claimed_;      // worker indices
-    std::vector<uint8_t> quantised_;     // all rows as Q8_K
+    std::vector<uint32_t> suspects_;  // calls whose answer had values that are not numbers
+    std::vector<uint32_t> claimed_;   // worker indices
+    std::vector<uint8_t> quantised_;  // all rows as Q8_K
     bool rows_quantised_ = false;
     uint64_t remote_pairs_ = 0, local_pairs_ = 0, retried_pairs_ = 0;
     std::vector<std::pair<uint32_t, std::chrono::nanoseconds>> worker_compute_;

@@ -1,4 +1,5 @@
-// Lanes against workers that behave in every way they can: the bits are always those of the local result.
+// Lanes against workers that behave in every way they can: the bits are always those of the local
+// result.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -21,7 +22,9 @@ struct Behaviour {
     bool retried;  // pairs are asked again elsewhere
     bool closed;   // the backbone ends the connection (or the worker did)
 };
-void PrintTo(const Behaviour& behaviour, std::ostream* out) { *out << behaviour.name; }
+void PrintTo(const Behaviour& behaviour, std::ostream* out) {
+    *out << behaviour.name;
+}
 
 class BadWorker : public ::testing::TestWithParam<Behaviour> {};
 
@@ -47,7 +50,8 @@ TEST_P(BadWorker, CostsARetryAndNeverABit) {
     }
     // The healthy one goes on, and what the other held is computed by somebody.
     for (uint64_t i = 0; i < 4; ++i) {
-        const auto next = swarm.check(*lane, i % 2 ? kLayer1 : kLayer0, ToySwarm::all_experts(), kToyUsed, 10 + i);
+        const auto next = swarm.check(*lane, i % 2 ? kLayer1 : kLayer0, ToySwarm::all_experts(),
+                                      kToyUsed, 10 + i);
         EXPECT_TRUE(next.remote && next.same_bits) << i;
     }
     EXPECT_TRUE(find(swarm.backbone().report(), "healthy").connected);
@@ -76,7 +80,9 @@ constexpr Behaviour kBehaviours[] = {
     {"Text", Mood::kText, true, true},
 };
 INSTANTIATE_TEST_SUITE_P(Moods, BadWorker, ::testing::ValuesIn(kBehaviours),
-                         [](const ::testing::TestParamInfo<Behaviour>& p) { return std::string(p.param.name); });
+                         [](const ::testing::TestParamInfo<Behaviour>& p) {
+                             return std::string(p.param.name);
+                         });
 
 // A reset may overtake the answer or not: both are right.
 TEST(Churn, AResetDuringOrAfterTheAnswerNeverCostsABit) {
@@ -99,7 +105,8 @@ TEST(Churn, AnotherHolderIsAskedBeforeTheBackboneComputes) {
     ToySwarm swarm;
     auto one = swarm.worker(0, 8, "one");
     auto two = swarm.worker(0, 8, "two");
-    ASSERT_TRUE(eventually([&] { return swarm.covered() && one->computes() >= 4 && two->computes() >= 4; }));
+    ASSERT_TRUE(eventually(
+        [&] { return swarm.covered() && one->computes() >= 4 && two->computes() >= 4; }));
     auto lane = swarm.backbone().open_lane();
     one->set_mood(Mood::kError);
     two->set_mood(Mood::kError);
@@ -162,7 +169,8 @@ TEST(Batches, AnotherProgramOrOtherWeightsStayLocal) {
     auto worker = swarm.worker(0, 8);
     ASSERT_TRUE(swarm.covered());
     auto lane = swarm.backbone().open_lane();
-    const moe::Program other{{toy::product(moe::SlabRole::kUp, 0), toy::product(moe::SlabRole::kDown, 1)}};
+    const moe::Program other{
+        {toy::product(moe::SlabRole::kUp, 0), toy::product(moe::SlabRole::kDown, 1)}};
     std::vector<float> row(256), out(256);
     LayerBatch batch;
     batch.layer = kLayer0;
@@ -178,11 +186,13 @@ TEST(Batches, AnotherProgramOrOtherWeightsStayLocal) {
     EXPECT_TRUE(swarm.check(*lane, kLayer0, {0, 1}, 2, 3).same_bits);
 }
 
-// Prompts larger than a request may be are split, and an expert with too many rows is computed here.
+// Prompts larger than a request may be are split, and an expert with too many rows is computed
+// here.
 TEST(Batches, LongPromptsAreSplitAndKeepTheirBits) {
     ToySwarm swarm(true, 2000ms);
     auto one = swarm.worker(0, 8, "one");
-    auto two = swarm.worker(0, 8, "two", Mood::kHonest, [](wire::Hello& hello) { hello.pairs_max = hello.rows_max = 40; });
+    auto two = swarm.worker(0, 8, "two", Mood::kHonest,
+                            [](wire::Hello& hello) { hello.pairs_max = hello.rows_max = 40; });
     ASSERT_TRUE(swarm.covered());
     auto lane = swarm.backbone().open_lane();
     std::mt19937 random(5);
@@ -196,7 +206,8 @@ TEST(Batches, LongPromptsAreSplitAndKeepTheirBits) {
         const auto outcome = swarm.check(*lane, kLayer0, ids, 2, i);
         EXPECT_TRUE(outcome.remote && outcome.same_bits);
     }
-    EXPECT_EQ(swarm.backbone().report().pairs_remote + swarm.backbone().report().pairs_local, 1800u);
+    EXPECT_EQ(swarm.backbone().report().pairs_remote + swarm.backbone().report().pairs_local,
+              1800u);
 }
 
 TEST(Lanes, SeveralShareWorkersThatComeAndGo) {
@@ -213,8 +224,9 @@ TEST(Lanes, SeveralShareWorkersThatComeAndGo) {
                 auto lane = swarm.backbone().open_lane();
                 for (int i = 0; i < 8; ++i) {
                     const auto first = static_cast<uint32_t>(random() % 8);
-                    const auto outcome = swarm.check(*lane, random() % 2 ? kLayer0 : kLayer1,
-                                                     {first, (first + 3) % 8, (first + 1) % 8, first}, 2, random());
+                    const auto outcome =
+                        swarm.check(*lane, random() % 2 ? kLayer0 : kLayer1,
+                                    {first, (first + 3) % 8, (first + 1) % 8, first}, 2, random());
                     if (outcome.remote && !outcome.same_bits) wrong = true;
                 }
             }

@@ -1,6 +1,8 @@
-// Mailbox: answers that another thread read for a lane (or the verifier), with a descriptor to poll.
+// Mailbox: answers that another thread read for a lane (or the verifier), with a descriptor to
+// poll.
 //
 // Whoever reads a worker's socket finds answers to other lanes' requests too and posts them here.
+//
 // Thread: post() from any thread; take() and wait() from the owner. Owns: an eventfd.
 // Limits: at most one reply per outstanding request of the owner.
 #pragma once
@@ -17,10 +19,10 @@
 namespace kvasir::backbone {
 
 struct Reply {
-    uint64_t cookie = 0;                           // what the asker gave with the request
+    uint64_t cookie = 0;  // what the asker gave with the request
     wire::FrameType type = wire::FrameType::kError;
-    std::vector<uint8_t> payload;                  // of the frame, when it is one
-    Error error;                                   // kError: the worker's, or kClosed when the connection ended
+    std::vector<uint8_t> payload;  // of the frame, when it is one
+    Error error;                   // kError: the worker's, or kClosed when the connection ended
 };
 
 class Mailbox {

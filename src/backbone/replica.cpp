@@ -14,10 +14,12 @@ Result<std::unique_ptr<Replica>> Replica::open(const std::string& model_path, bo
     auto model = moe::open_model(model_path);
     if (!model) return tl::unexpected(model.error());
     if (model->is_slice) {
-        return fail(Errc::kBadInput, model_path + " is a slice; the backbone needs the whole model");
+        return fail(Errc::kBadInput,
+                    model_path + " is a slice; the backbone needs the whole model");
     }
     if (model->banks.empty()) {
-        return fail(Errc::kBadInput, model_path + " has no experts: not a Mixture-of-Experts model");
+        return fail(Errc::kBadInput,
+                    model_path + " has no experts: not a Mixture-of-Experts model");
     }
     auto mapping = moe::Mapping::make(*model);
     if (!mapping) return tl::unexpected(mapping.error());
@@ -30,16 +32,19 @@ Result<std::unique_ptr<Replica>> Replica::open(const std::string& model_path, bo
     return replica;
 }
 
-Result<bool> Replica::learn(LayerKey layer, const moe::Program& program, engine::ExpertEngine& engine) {
+Result<bool> Replica::learn(LayerKey layer, const moe::Program& program,
+                            engine::ExpertEngine& engine) {
     {
         const std::lock_guard lock(mu_);
         if (const auto found = learned_.find(layer); found != learned_.end()) {
             if (found->second.bank->program == program) return false;
-            return fail(Errc::kMismatch, "layer " + to_string(layer) + " has another program than before");
+            return fail(Errc::kMismatch,
+                        "layer " + to_string(layer) + " has another program than before");
         }
     }
     const moe::ExpertBank* meta = model_.find_bank(layer);
-    if (meta == nullptr) return fail(Errc::kMismatch, "the model file has no experts in layer " + to_string(layer));
+    if (meta == nullptr)
+        return fail(Errc::kMismatch, "the model file has no experts in layer " + to_string(layer));
     auto device = engine::find_device("");
     if (!device) return tl::unexpected(device.error());
     auto weights = engine::BankWeights::map(*meta, mapping_, *device);
@@ -66,9 +71,10 @@ std::vector<LayerKey> Replica::learned_layers() const {
 
 void Replica::warn_other_model(LayerKey layer) {
     if (warned_.exchange(true)) return;
-    log(LogLevel::kWarn, "backbone", "a model of this process is not " + printable(model_.shards.front().path) +
-                                         " (layer " + to_string(layer) + " differs): its experts are computed here, " +
-                                         "not by workers; KVASIR_MODEL must name the file that the program runs");
+    log(LogLevel::kWarn, "backbone",
+        "a model of this process is not " + printable(model_.shards.front().path) + " (layer " +
+            to_string(layer) + " differs): its experts are computed here, " +
+            "not by workers; KVASIR_MODEL must name the file that the program runs");
 }
 
 bool Replica::same_weights(LayerKey layer, const engine::BankWeights::Tensors& tensors) const {

@@ -15,8 +15,8 @@ std::shared_ptr<const Roster> RosterBoard::snapshot() const {
 
 void RosterBoard::add(std::shared_ptr<WorkerSession> session, LayerKey layer) {
     const std::lock_guard lock(mu_);
-    // Whoever closes a session removes it afterwards; so one that is open here will be removed, and a closed one
-    // may have been already.
+    // Whoever closes a session removes it afterwards; so one that is open here will be removed, and
+    // a closed one may have been already.
     if (!session->open()) return;
     auto& [held, layers] = verified_[session->tag()];
     held = std::move(session);
@@ -81,7 +81,8 @@ uint64_t RosterBoard::experts_covered() const {
 bool RosterBoard::wait_share(double share, net::Deadline deadline) const {
     std::unique_lock lock(mu_);
     return changed_.wait_until(lock, deadline, [&] {
-        return static_cast<double>(covered_locked()) >= share * static_cast<double>(active_locked());
+        return static_cast<double>(covered_locked()) >=
+               share * static_cast<double>(active_locked());
     });
 }
 
@@ -103,8 +104,8 @@ std::string RosterBoard::missing(size_t segments_max) const {
             const uint32_t begin = id;
             while (id < experts && !held(id)) ++id;
             if (++segments > segments_max) return text + ", ...";
-            text += (text.empty() ? "" : ", ") + to_string(layer) + ":" + std::to_string(begin) + "-" +
-                    std::to_string(id - 1);
+            text += (text.empty() ? "" : ", ") + to_string(layer) + ":" + std::to_string(begin) +
+                    "-" + std::to_string(id - 1);
         }
     }
     return text;

@@ -1,7 +1,8 @@
 // The roster: who holds which expert, of the workers that passed their checks.
 //
-// Used by lanes (read, every layer), the verifier (adds) and the hub (removes). Readers take an immutable
-// snapshot; a version number tells them cheaply whether theirs is still the newest.
+// Used by lanes (read, every layer), the verifier (adds) and the hub (removes). Readers take an
+// immutable snapshot; a version number tells them cheaply whether theirs is still the newest.
+//
 // Thread: RosterBoard from any thread. Owns: sessions by shared pointer.
 #pragma once
 
@@ -38,8 +39,8 @@ public:
     // The session's bank passed its checks. A session that has closed meanwhile is not added.
     void add(std::shared_ptr<WorkerSession> session, LayerKey layer);
     void remove(uint64_t tag);
-    // The layer's experts are really used: its program was seen in a graph. Only such layers count for coverage (an
-    // MTP layer that no graph runs need not be held, and cannot be verified).
+    // The layer's experts are really used: its program was seen in a graph. Only such layers count
+    // for coverage (an MTP layer that no graph runs need not be held, and cannot be verified).
     void activate(LayerKey layer);
     // Experts of active layers, and how many of them have a holder.
     uint64_t experts_active() const;

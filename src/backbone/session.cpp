@@ -15,8 +15,9 @@ constexpr auto kClaimIdle = std::chrono::milliseconds(50);
 constexpr uint32_t kControlPerSecondMax = 100;  // frames of a worker that answer no request
 
 std::string one_line(const wire::BuildFingerprint& build) {
-    return printable(build.software) + ", " + printable(build.engine) + ", " + printable(build.kernels) +
-           ", " + printable(build.isa) + ", " + printable(build.compiler);
+    return printable(build.software) + ", " + printable(build.engine) + ", " +
+           printable(build.kernels) + ", " + printable(build.isa) + ", " +
+           printable(build.compiler);
 }
 
 double median(std::vector<float> values) {
@@ -35,7 +36,8 @@ std::vector<HeldBank> held_banks(const wire::Hello& hello) {
             banks.push_back({held.segment.layer, {}, {}});
         }
         HeldBank& bank = banks.back();
-        for (uint32_t id = held.segment.begin; id < held.segment.end; ++id) bank.globals.push_back(id);
+        for (uint32_t id = held.segment.begin; id < held.segment.end; ++id)
+            bank.globals.push_back(id);
     }
     for (HeldBank& bank : banks) {
         bank.local_of_global.assign(size_t{bank.globals.back()} + 1, -1);
@@ -46,8 +48,8 @@ std::vector<HeldBank> held_banks(const wire::Hello& hello) {
     return banks;
 }
 
-WorkerSession::WorkerSession(uint64_t tag, net::MessageStream stream, wire::Hello hello, int epoll_fd,
-                             int hub_event, dispatch::HealthOptions health)
+WorkerSession::WorkerSession(uint64_t tag, net::MessageStream stream, wire::Hello hello,
+                             int epoll_fd, int hub_event, dispatch::HealthOptions health)
     : tag_(tag),
       hello_(std::move(hello)),
       label_(printable(hello_.name, 40) + "#" + std::to_string(tag)),
@@ -69,7 +71,8 @@ Status WorkerSession::request(uint32_t request_id, std::span<const std::span<con
                               Mailbox* box, uint64_t cookie) {
     const std::lock_guard lock(mu_);
     if (!open()) return fail(Errc::kClosed, label_ + " has left");
-    if (pending_.size() >= kPendingMax) return fail(Errc::kBusy, label_ + " has too many requests under way");
+    if (pending_.size() >= kPendingMax)
+        return fail(Errc::kBusy, label_ + " has too many requests under way");
     if (Status ok = stream_.enqueue(pieces); !ok) {
         if (ok.error().code != Errc::kBusy) close_locked(ok.error(), nullptr, {});
         return ok;
@@ -179,7 +182,8 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
     }
     switch (frame.header.type) {
         case wire::FrameType::kResult:
-        case wire::FrameType::kProgramAck: return deliver(frame, box, on_reply);
+        case wire::FrameType::kProgramAck:
+            return deliver(frame, box, on_reply);
         case wire::FrameType::kError:
             if (frame.header.request_id != 0) return deliver(frame, box, on_reply);
             if (auto error = wire::decode_error(frame.payload)) {
@@ -192,7 +196,8 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
             return stream_.enqueue(wire::encode_pong(*token));
         }
         case wire::FrameType::kPong: {
-            if (auto token = wire::decode_token(frame.payload); !token) return tl::unexpected(token.error());
+            if (auto token = wire::decode_token(frame.payload); !token)
+                return tl::unexpected(token.error());
             health_.on_pong(now);
             refresh_usable_locked();
             return {};
@@ -202,7 +207,8 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
             refresh_usable_locked();
             notify(hub_event_);
             return {};
-        case wire::FrameType::kGoodbye: return fail(Errc::kClosed, label_ + " said goodbye");
+        case wire::FrameType::kGoodbye:
+            return fail(Errc::kClosed, label_ + " said goodbye");
         default:
             return fail(Errc::kProtocol, label_ + " sent a frame of type " +
                                              std::to_string(static_cast<int>(frame.header.type)) +
@@ -210,7 +216,8 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
     }
 }
 
-// A flood of frames that answer nothing would keep the reading thread, a lane's perhaps, from its work.
+// A flood of frames that answer nothing would keep the reading thread, a lane's perhaps, from its
+// work.
 Status WorkerSession::count_control_locked(net::Clock::time_point now) {
     if (now - second_start_ > std::chrono::seconds(1)) {
         second_start_ = now;
@@ -231,7 +238,8 @@ Status WorkerSession::deliver(const wire::FrameView& frame, Mailbox* box, const 
     if (found == pending_.end()) {
         if (cancelled_.erase(frame.header.request_id) == 0) {
             return fail(Errc::kProtocol, label_ + " answered request " +
-                                             std::to_string(frame.header.request_id) + ", which nobody asked");
+                                             std::to_string(frame.header.request_id) +
+                                             ", which nobody asked");
         }
         ++late_;
         return {};
@@ -248,7 +256,8 @@ Status WorkerSession::deliver(const wire::FrameView& frame, Mailbox* box, const 
         on_reply(pending.cookie, frame.header.type, frame.payload, error);
     } else {
         pending.box->post({pending.cookie, frame.header.type,
-                           std::vector<uint8_t>(frame.payload.begin(), frame.payload.end()), error});
+                           std::vector<uint8_t>(frame.payload.begin(), frame.payload.end()),
+                           error});
     }
     return {};
 }
@@ -294,7 +303,8 @@ void WorkerSession::ping() {
     if (!open()) return;
     last_ping_ = net::Clock::now();
     const auto token = static_cast<uint64_t>(last_ping_.time_since_epoch().count());
-    if (Status ok = stream_.enqueue(wire::encode_ping(token)); !ok && ok.error().code != Errc::kBusy) {
+    if (Status ok = stream_.enqueue(wire::encode_ping(token));
+        !ok && ok.error().code != Errc::kBusy) {
         close_locked(ok.error(), nullptr, {});
     }
 }
@@ -309,7 +319,8 @@ net::Clock::time_point WorkerSession::last_ping() const {
     return last_ping_;
 }
 
-void WorkerSession::on_answer(uint32_t pairs, std::chrono::nanoseconds took, std::chrono::nanoseconds compute) {
+void WorkerSession::on_answer(uint32_t pairs, std::chrono::nanoseconds took,
+                              std::chrono::nanoseconds compute) {
     const std::lock_guard lock(mu_);
     health_.on_answer(pairs, took, compute);
     pairs_ += pairs;

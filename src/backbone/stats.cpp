@@ -16,8 +16,9 @@ double quantile(std::vector<float>& values, double q) {
 
 }  // namespace
 
-void Stats::add_layer(uint64_t remote, uint64_t local, uint64_t retried, std::chrono::nanoseconds total,
-                      std::chrono::nanoseconds compute, bool exact) {
+void Stats::add_layer(uint64_t remote, uint64_t local, uint64_t retried,
+                      std::chrono::nanoseconds total, std::chrono::nanoseconds compute,
+                      bool exact) {
     const std::lock_guard lock(mu_);
     ++layers_;
     remote_ += remote;

@@ -1,6 +1,7 @@
 // Counters of all lanes of a backbone.
 //
-// Used by lanes (add) and report() (read). Thread: any, guarded inside. Limits: samples are a bounded reservoir.
+// Used by lanes (add) and report() (read). Thread: any, guarded inside. Limits: samples are a
+// bounded reservoir.
 #pragma once
 
 #include <chrono>
@@ -14,9 +15,10 @@ namespace kvasir::backbone {
 
 class Stats {
 public:
-    // A layer with `remote` pairs from workers took `total`; the slowest worker computed for `compute`.
-    void add_layer(uint64_t remote, uint64_t local, uint64_t retried, std::chrono::nanoseconds total,
-                   std::chrono::nanoseconds compute, bool exact);
+    // A layer with `remote` pairs from workers took `total`; the slowest worker computed for
+    // `compute`.
+    void add_layer(uint64_t remote, uint64_t local, uint64_t retried,
+                   std::chrono::nanoseconds total, std::chrono::nanoseconds compute, bool exact);
     void add_local(uint64_t pairs);
     void fill(Report& report) const;
     void reset();

@@ -55,7 +55,8 @@ public:
         backbone_ = std::move(*started);
         for (LayerKey layer : {kLayer0, kLayer1}) {
             backbone_->learn(layer, program_);
-            auto weights = engine::BankWeights::map(*toy_.model.find_bank(layer), toy_.mapping, toy::cpu());
+            auto weights =
+                engine::BankWeights::map(*toy_.model.find_bank(layer), toy_.mapping, toy::cpu());
             KVASIR_CHECK(weights.has_value());
             weights_.push_back(std::move(*weights));
         }
@@ -66,8 +67,8 @@ public:
     const std::string& path() const { return path_; }
 
     // A worker with these experts of both layers.
-    std::unique_ptr<FakeWorker> worker(uint32_t begin, uint32_t end, const std::string& name = "fake",
-                                       Mood mood = Mood::kHonest,
+    std::unique_ptr<FakeWorker> worker(uint32_t begin, uint32_t end,
+                                       const std::string& name = "fake", Mood mood = Mood::kHonest,
                                        std::function<void(wire::Hello&)> edit = {}) const {
         FakeOptions options;
         options.model = path_;
@@ -88,7 +89,8 @@ public:
         std::chrono::milliseconds took{0};
     };
     // `ids`: used experts for each token.
-    Outcome check(Lane& lane, LayerKey layer, const std::vector<uint32_t>& ids, uint32_t used, uint64_t seed) const {
+    Outcome check(Lane& lane, LayerKey layer, const std::vector<uint32_t>& ids, uint32_t used,
+                  uint64_t seed) const {
         const uint32_t width = 256;
         const auto tokens = static_cast<uint32_t>(ids.size()) / used;
         const auto rows = toy::random_floats(size_t{tokens} * width, seed);
@@ -114,7 +116,8 @@ public:
         Outcome outcome;
         const auto start = net::Clock::now();
         auto done = lane.compute(batch);
-        outcome.took = std::chrono::duration_cast<std::chrono::milliseconds>(net::Clock::now() - start);
+        outcome.took =
+            std::chrono::duration_cast<std::chrono::milliseconds>(net::Clock::now() - start);
         EXPECT_TRUE(done) << (done ? "" : done.error().detail);
         outcome.remote = done && *done;
         if (!outcome.remote) return outcome;

@@ -12,10 +12,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kAnswerTime = 10s;      // a phone may have to page its experts in
+constexpr auto kAnswerTime = 10s;  // a phone may have to page its experts in
 constexpr uint32_t kChallengePairs = 4;
 constexpr uint32_t kChallengeRows = 3;
-constexpr double kApproximateError = 0.05;  // normalised squared error above which an answer is simply wrong
+constexpr double kApproximateError =
+    0.05;  // normalised squared error above which an answer is simply wrong
 
 // NMSE of `got` against `want`; infinite when something is not a number.
 double error_of(std::span<const float> got, std::span<const float> want) {
@@ -30,9 +31,12 @@ double error_of(std::span<const float> got, std::span<const float> want) {
 
 }  // namespace
 
-Verifier::Verifier(Replica& replica, RosterBoard& board, std::unique_ptr<engine::ExpertEngine> engine,
-                   bool exact_strict)
-    : replica_(replica), board_(board), engine_(std::move(engine)), exact_strict_(exact_strict),
+Verifier::Verifier(Replica& replica, RosterBoard& board,
+                   std::unique_ptr<engine::ExpertEngine> engine, bool exact_strict)
+    : replica_(replica),
+      board_(board),
+      engine_(std::move(engine)),
+      exact_strict_(exact_strict),
       random_(std::random_device{}()) {
     thread_ = std::thread([this] { run(); });
 }
@@ -80,16 +84,20 @@ void Verifier::run() {
         }
         if (!task.session->open()) continue;
         if (Status ok = verify(*task.session, task.layer); !ok) {
-            log(LogLevel::kWarn, "verify", task.session->label() + ", layer " + to_string(task.layer) + ": " + ok.error().detail);
-            const bool keeps_connection = ok.error().code == Errc::kUnsupported || ok.error().code == Errc::kBusy;
+            log(LogLevel::kWarn, "verify",
+                task.session->label() + ", layer " + to_string(task.layer) + ": " +
+                    ok.error().detail);
+            const bool keeps_connection =
+                ok.error().code == Errc::kUnsupported || ok.error().code == Errc::kBusy;
             if (!keeps_connection) task.session->close(ok.error());
             continue;
         }
         if (task.session->exact() || !exact_strict_) board_.add(task.session, task.layer);
         const std::lock_guard lock(mu_);
         if (tasks_.empty()) {
-            log(LogLevel::kInfo, "verify", "workers hold " + std::to_string(board_.experts_covered()) + " of " +
-                                               std::to_string(board_.experts_active()) + " experts in use");
+            log(LogLevel::kInfo, "verify",
+                "workers hold " + std::to_string(board_.experts_covered()) + " of " +
+                    std::to_string(board_.experts_active()) + " experts in use");
         }
     }
 }
@@ -97,10 +105,12 @@ void Verifier::run() {
 Result<Reply> Verifier::ask(WorkerSession& session, uint32_t request_id,
                             std::span<const std::span<const uint8_t>> pieces) {
     const uint64_t cookie = ++last_cookie_;
-    if (Status ok = session.request(request_id, pieces, &mailbox_, cookie); !ok) return tl::unexpected(ok.error());
+    if (Status ok = session.request(request_id, pieces, &mailbox_, cookie); !ok)
+        return tl::unexpected(ok.error());
     const auto deadline = net::Clock::now() + kAnswerTime;
     std::vector<Reply> replies;
-    while (mailbox_.wait(std::min(deadline, net::Clock::now() + 100ms)) || net::Clock::now() < deadline) {
+    while (mailbox_.wait(std::min(deadline, net::Clock::now() + 100ms)) ||
+           net::Clock::now() < deadline) {
         mailbox_.take(replies);
         for (Reply& reply : replies) {
             if (reply.cookie != cookie) continue;  // of an earlier request that was given up
@@ -119,26 +129,34 @@ Status Verifier::verify(WorkerSession& session, LayerKey layer) {
     const HeldBank* held = session.bank(layer);
     if (!learned || held == nullptr) return fail(Errc::kNotHeld, "nothing to verify");
     const uint32_t request_id = session.next_request_id();
-    const auto message = wire::encode_program({learned->program_id, layer, moe::encode(learned->bank->program)}, request_id);
+    const auto message = wire::encode_program(
+        {learned->program_id, layer, moe::encode(learned->bank->program)}, request_id);
     const std::span<const uint8_t> piece(message);
     auto reply = ask(session, request_id, {&piece, 1});
     if (!reply) return tl::unexpected(reply.error());
-    if (reply->type != wire::FrameType::kProgramAck) return fail(Errc::kProtocol, "answered PROGRAM with something else");
+    if (reply->type != wire::FrameType::kProgramAck)
+        return fail(Errc::kProtocol, "answered PROGRAM with something else");
     auto ack = wire::decode_program_ack(reply->payload);
     if (!ack) return tl::unexpected(ack.error());
-    if (ack->program != learned->program_id) return fail(Errc::kProtocol, "acknowledged another program");
-    if (ack->status != 0) return fail(errc_from_wire(ack->status), "cannot run the program: " + printable(ack->detail));
+    if (ack->program != learned->program_id)
+        return fail(Errc::kProtocol, "acknowledged another program");
+    if (ack->status != 0)
+        return fail(errc_from_wire(ack->status),
+                    "cannot run the program: " + printable(ack->detail));
     bool exact = true;
     for (uint32_t rows : {uint32_t{1}, kChallengeRows}) {
         if (Status ok = challenge(session, *learned, *held, rows, exact); !ok) return ok;
     }
-    // Exact is a property of the machine: one bank that differs makes the worker approximate for good.
+    // Exact is a property of the machine: one bank that differs makes the worker approximate for
+    // good.
     const bool first = !session.exact() && !board_.snapshot()->layers.contains(layer);
     session.mark_exact(exact);
     if (!exact) {
-        log(LogLevel::kWarn, "verify", session.label() + " computes other bits than this backbone (" +
-                                           (exact_strict_ ? "not used: --exact strict" : "answers are approximate") + ")");
-        if (exact_strict_) return fail(Errc::kMismatch, "another numeric class than this backbone's");
+        log(LogLevel::kWarn, "verify",
+            session.label() + " computes other bits than this backbone (" +
+                (exact_strict_ ? "not used: --exact strict" : "answers are approximate") + ")");
+        if (exact_strict_)
+            return fail(Errc::kMismatch, "another numeric class than this backbone's");
     } else if (first) {
         log(LogLevel::kDebug, "verify", session.label() + " is exact on layer " + to_string(layer));
     }
@@ -172,22 +190,25 @@ Status Verifier::challenge(WorkerSession& session, const LearnedBank& learned, c
     const std::span<const uint8_t> pieces[] = {head.data(), bytes};
     auto reply = ask(session, request_id, pieces);
     if (!reply) return tl::unexpected(reply.error());
-    if (reply->type != wire::FrameType::kResult) return fail(Errc::kProtocol, "answered COMPUTE with something else");
+    if (reply->type != wire::FrameType::kResult)
+        return fail(Errc::kProtocol, "answered COMPUTE with something else");
     auto result = wire::decode_result(reply->payload);
     if (!result) return tl::unexpected(result.error());
     if (result->pair_count != kChallengePairs || result->width != bank.shape.output()) {
         return fail(Errc::kBadAnswer, "the challenge's answer has the wrong size");
     }
     // f32 rows here although the worker got Q8_K: the equality of the two is part of the check.
-    auto want = engine_->compute(bank, engine::kRowF32, rows,
-                                 {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)}, own);
+    auto want = engine_->compute(
+        bank, engine::kRowF32, rows,
+        {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)}, own);
     if (!want) return tl::unexpected(want.error());
     if (std::memcmp(want->data(), result->rows.data(), result->rows.size()) == 0) return {};
     exact = false;
     std::vector<float> got(want->size());
     std::memcpy(got.data(), result->rows.data(), result->rows.size());
     if (error_of(got, *want) > kApproximateError) {
-        return fail(Errc::kBadAnswer, "the challenge's answer is wrong, not just rounded differently");
+        return fail(Errc::kBadAnswer,
+                    "the challenge's answer is wrong, not just rounded differently");
     }
     return {};
 }

@@ -74,10 +74,10 @@ public:
     void u64(uint64_t value) { write(value); }
     void i32(int32_t value) { write(static_cast<uint32_t>(value)); }
     void f32(float value) { write(std::bit_cast<uint32_t>(value)); }
-    void bytes(std::span<const uint8_t> data) { data_.insert(data_.end(), data.begin(), data.end()); }
-    void text(std::string_view data) {
+    void bytes(std::span<const uint8_t> data) {
         data_.insert(data_.end(), data.begin(), data.end());
     }
+    void text(std::string_view data) { data_.insert(data_.end(), data.begin(), data.end()); }
     // Appends `count` bytes and returns them for filling in place.
     std::span<uint8_t> reserve(size_t count) {
         data_.resize(data_.size() + count);

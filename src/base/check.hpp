@@ -9,8 +9,9 @@ namespace kvasir {
 [[noreturn]] void check_failed(const char* file, int line, const char* expression);
 }
 
-#define KVASIR_CHECK(expression) \
-    (static_cast<bool>(expression) ? void(0) : ::kvasir::check_failed(__FILE__, __LINE__, #expression))
+#define KVASIR_CHECK(expression)             \
+    (static_cast<bool>(expression) ? void(0) \
+                                   : ::kvasir::check_failed(__FILE__, __LINE__, #expression))
 
 #ifdef NDEBUG
 #define KVASIR_DCHECK(expression) void(0)

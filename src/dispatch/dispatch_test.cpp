@@ -42,22 +42,27 @@ TEST(Planner, FewPairsTouchOneWorkerManyAreSpread) {
 RC_GTEST_PROP(Planner, AssignsOnlyToUsableHoldersAndNeverSkipsOne, ()) {
     const auto workers = *rc::gen::inRange<uint32_t>(1, 6);
     std::vector<HolderCost> costs(workers);
-    for (auto& cost : costs) cost = {*rc::gen::inRange(1, 500) * 1.0, *rc::gen::inRange(1, 900) * 1.0, 0, *rc::gen::arbitrary<bool>()};
+    for (auto& cost : costs)
+        cost = {*rc::gen::inRange(1, 500) * 1.0, *rc::gen::inRange(1, 900) * 1.0, 0,
+                *rc::gen::arbitrary<bool>()};
     const auto count = *rc::gen::inRange<size_t>(0, 40);
     std::vector<std::vector<uint32_t>> holders(count);
     std::vector<Group> groups(count);
     for (size_t i = 0; i < count; ++i) {
-        for (uint32_t w = 0; w < workers; ++w) if (*rc::gen::arbitrary<bool>()) holders[i].push_back(w);
+        for (uint32_t w = 0; w < workers; ++w)
+            if (*rc::gen::arbitrary<bool>()) holders[i].push_back(w);
         groups[i] = {*rc::gen::inRange<uint32_t>(1, 64), holders[i]};
     }
     const auto result = plan(groups, costs);
     RC_ASSERT(result.size() == count);
     for (size_t i = 0; i < count; ++i) {
-        const bool possible = std::any_of(holders[i].begin(), holders[i].end(), [&](uint32_t w) { return costs[w].usable; });
+        const bool possible = std::any_of(holders[i].begin(), holders[i].end(),
+                                          [&](uint32_t w) { return costs[w].usable; });
         RC_ASSERT((result[i] != kBackbone) == possible);
         if (possible) {
             RC_ASSERT(costs[static_cast<size_t>(result[i])].usable);
-            RC_ASSERT(std::find(holders[i].begin(), holders[i].end(), static_cast<uint32_t>(result[i])) != holders[i].end());
+            RC_ASSERT(std::find(holders[i].begin(), holders[i].end(),
+                                static_cast<uint32_t>(result[i])) != holders[i].end());
         }
     }
 }

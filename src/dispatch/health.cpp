@@ -5,15 +5,18 @@
 namespace kvasir::dispatch {
 namespace {
 
-constexpr double kWeight = 0.1;            // of a new sample
-constexpr double kDeadlineFactor = 8;      // over what is expected
-constexpr uint32_t kAnswersToForget = 100; // answers in a row that clear the record
+constexpr double kWeight = 0.1;             // of a new sample
+constexpr double kDeadlineFactor = 8;       // over what is expected
+constexpr uint32_t kAnswersToForget = 100;  // answers in a row that clear the record
 
-double microseconds_of(std::chrono::nanoseconds t) { return static_cast<double>(t.count()) / 1000.0; }
+double microseconds_of(std::chrono::nanoseconds t) {
+    return static_cast<double>(t.count()) / 1000.0;
+}
 
 }  // namespace
 
-void Health::on_answer(uint32_t pairs, std::chrono::nanoseconds took, std::chrono::nanoseconds compute) {
+void Health::on_answer(uint32_t pairs, std::chrono::nanoseconds took,
+                       std::chrono::nanoseconds compute) {
     const double compute_us = std::clamp(microseconds_of(compute), 0.0, microseconds_of(took));
     const double pair_us = compute_us / std::max<uint32_t>(pairs, 1);
     const double request_us = microseconds_of(took) - compute_us;
@@ -39,7 +42,9 @@ void Health::on_pong(TimePoint now) {
     if (!usable_ && now >= pause_until_) usable_ = true;
 }
 
-bool Health::wants_probe(TimePoint now) const { return !usable_ && now >= pause_until_; }
+bool Health::wants_probe(TimePoint now) const {
+    return !usable_ && now >= pause_until_;
+}
 
 milliseconds Health::deadline(uint32_t pairs) const {
     const double expected_us = request_us_ + pair_us_ * pairs;

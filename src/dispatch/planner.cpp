@@ -13,7 +13,8 @@ void plan_into(std::span<const Group> groups, std::span<const HolderCost> costs,
         for (uint32_t holder : groups[g].holders) {
             if (holder >= costs.size() || !costs[holder].usable) continue;
             const HolderCost& cost = costs[holder];
-            const double start_us = busy_us[holder] > 0 ? busy_us[holder] : cost.request_us + cost.queued_us;
+            const double start_us =
+                busy_us[holder] > 0 ? busy_us[holder] : cost.request_us + cost.queued_us;
             const double end_us = start_us + cost.pair_us * groups[g].pairs;
             if (end_us < best_us) {
                 best_us = end_us;

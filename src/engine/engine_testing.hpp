@@ -1,4 +1,5 @@
-// What tests of engine, worker and backbone share: a toy model on disk, its SwiGLU program, random rows.
+// What tests of engine, worker and backbone share: a toy model on disk, its SwiGLU program, random
+// rows.
 //
 // Used by *_test.cpp and fuzz targets only. Thread: one. Owns: the folder, removed at the end.
 #pragma once
@@ -52,7 +53,8 @@ inline synth::SynthSpec toy_spec(uint64_t seed = 1, uint32_t type = 12) {
     return spec;
 }
 
-inline std::string write_toy(const Folder& folder, const std::string& name, const synth::SynthSpec& spec) {
+inline std::string write_toy(const Folder& folder, const std::string& name,
+                             const synth::SynthSpec& spec) {
     auto report = synth::write_synth(spec, folder / name);
     KVASIR_CHECK(report.has_value());
     return report->paths.front();
@@ -108,8 +110,7 @@ inline std::span<const uint8_t> as_bytes(std::span<const float> values) {
 
 // A file, its model and its mapping.
 struct Toy {
-    explicit Toy(const std::string& path)
-        : model(open(path)), mapping(map(model)) {}
+    explicit Toy(const std::string& path) : model(open(path)), mapping(map(model)) {}
     static moe::Model open(const std::string& path) {
         auto opened = moe::open_model(path);
         KVASIR_CHECK(opened.has_value());

@@ -17,12 +17,12 @@
 namespace kvasir::engine {
 namespace {
 
-constexpr uint32_t kCachedPairsMax = 64;    // graphs for more pairs are built for the one call
+constexpr uint32_t kCachedPairsMax = 64;       // graphs for more pairs are built for the one call
 constexpr uint64_t kCachedBytesMax = 8 << 20;  // of graphs kept
 std::atomic<uint64_t> g_next_bank_id{1};
 
-// Would the product of `weights` with a row of `width` values take Q8_K rows as they are? ggml says so
-// through supports_op: MUL_MAT accepts src1 in the type that its dot product uses.
+// Would the product of `weights` with a row of `width` values take Q8_K rows as they are? ggml says
+// so through supports_op: MUL_MAT accepts src1 in the type that its dot product uses.
 bool product_takes_q8k(ggml_backend_dev_t device, ggml_type weight_type, int64_t width) {
     if (width % ggml_blck_size(GGML_TYPE_Q8_K) != 0) return false;
     const ggml_init_params params = {ggml_tensor_overhead() * 4, nullptr, true};
@@ -36,18 +36,27 @@ bool product_takes_q8k(ggml_backend_dev_t device, ggml_type weight_type, int64_t
 // Kernels of these types change with the number of rows (ggml-cpu's panel path) and read f32 rows.
 bool depends_on_grouping(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_IQ2_XXS: case GGML_TYPE_IQ2_XS: case GGML_TYPE_IQ2_S: case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S: case GGML_TYPE_IQ1_S: case GGML_TYPE_IQ1_M: case GGML_TYPE_IQ4_XS:
+        case GGML_TYPE_IQ2_XXS:
+        case GGML_TYPE_IQ2_XS:
+        case GGML_TYPE_IQ2_S:
+        case GGML_TYPE_IQ3_XXS:
+        case GGML_TYPE_IQ3_S:
+        case GGML_TYPE_IQ1_S:
+        case GGML_TYPE_IQ1_M:
+        case GGML_TYPE_IQ4_XS:
             return true;
-        default: return false;
+        default:
+            return false;
     }
 }
 
 bool bank_takes_q8k(ggml_backend_dev_t device, const Bank& bank) {
     bool any = false;
     for (const moe::ProgramOp& op : bank.program.ops) {
-        const bool reads_input = op.a == 0 || ((op.kind == moe::OpKind::kGlu || op.kind == moe::OpKind::kMul ||
-                                                op.kind == moe::OpKind::kAdd) && op.b == 0);
+        const bool reads_input =
+            op.a == 0 || ((op.kind == moe::OpKind::kGlu || op.kind == moe::OpKind::kMul ||
+                           op.kind == moe::OpKind::kAdd) &&
+                          op.b == 0);
         if (!reads_input) continue;
         if (op.kind != moe::OpKind::kMatMul) return false;
         const ggml_tensor* weights = bank.weights.get(op.role, moe::SlabPart::kWeight);
@@ -88,7 +97,8 @@ public:
         for (int i = 0; i < ggml_graph_n_nodes(probe.graph); ++i) {
             const ggml_tensor* node = ggml_graph_node(probe.graph, i);
             if (!ggml_backend_dev_supports_op(device_, node)) {
-                return fail(Errc::kUnsupported, std::string("device ") + ggml_backend_dev_name(device_) +
+                return fail(Errc::kUnsupported, std::string("device ") +
+                                                    ggml_backend_dev_name(device_) +
                                                     " cannot run " + ggml_op_desc(node));
             }
         }
@@ -114,7 +124,8 @@ public:
         }
         const size_t floats = size_t{count} * bank.shape.output();
         if (host_memory_) {
-            return std::span<const float>(static_cast<const float*>((*graph)->output->data), floats);
+            return std::span<const float>(static_cast<const float*>((*graph)->output->data),
+                                          floats);
         }
         staging_.resize(floats);
         ggml_backend_tensor_get((*graph)->output, staging_.data(), 0, floats * sizeof(float));
@@ -123,17 +134,21 @@ public:
 
     Status quantise(const float* rows, uint32_t count, uint32_t width, uint8_t* out) override {
         const uint64_t bytes = row_bytes(kRowQ8K, width);
-        if (bytes == 0) return fail(Errc::kUnsupported, "rows of " + std::to_string(width) + " values do not fit Q8_K");
-        for (uint32_t r = 0; r < count; ++r) quantise_q8k(rows + uint64_t{r} * width, width, out + r * bytes);
+        if (bytes == 0)
+            return fail(Errc::kUnsupported,
+                        "rows of " + std::to_string(width) + " values do not fit Q8_K");
+        for (uint32_t r = 0; r < count; ++r)
+            quantise_q8k(rows + uint64_t{r} * width, width, out + r * bytes);
         return {};
     }
 
 private:
     static Status check(const Bank& bank, uint32_t row_type, uint32_t row_count,
-                        std::span<const uint8_t> rows, std::span<const PairIn> pairs, uint64_t bytes) {
+                        std::span<const uint8_t> rows, std::span<const PairIn> pairs,
+                        uint64_t bytes) {
         if (row_type != kRowF32 && !(row_type == kRowQ8K && bank.takes_q8k)) {
-            return fail(Errc::kProtocol, "rows of type " + std::to_string(row_type) +
-                                             " are not taken by this bank");
+            return fail(Errc::kProtocol,
+                        "rows of type " + std::to_string(row_type) + " are not taken by this bank");
         }
         if (bytes == 0 || rows.size() != bytes * row_count) {
             return fail(Errc::kProtocol, std::to_string(row_count) + " rows have " +
@@ -146,8 +161,9 @@ private:
                                                  std::to_string(row_count));
             }
             if (pair.expert >= bank.experts) {
-                return fail(Errc::kNotHeld, "pair names local expert " + std::to_string(pair.expert) +
-                                                " of " + std::to_string(bank.experts));
+                return fail(Errc::kNotHeld, "pair names local expert " +
+                                                std::to_string(pair.expert) + " of " +
+                                                std::to_string(bank.experts));
             }
         }
         return {};
@@ -158,14 +174,17 @@ private:
         if (arena_ && ggml_backend_buffer_get_size(arena_.get()) >= bytes) return {};
         forget_graphs();
         arena_.reset();
-        arena_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes + bytes / 4));
+        arena_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_),
+                                                    bytes + bytes / 4));
         if (!arena_) {
-            return fail(Errc::kEnvironment, "out of memory: " + std::to_string(bytes) + " bytes of scratch");
+            return fail(Errc::kEnvironment,
+                        "out of memory: " + std::to_string(bytes) + " bytes of scratch");
         }
         return {};
     }
 
-    Result<PairGraph*> find_graph(const Bank& bank, uint32_t row_type, RowLayout layout, uint32_t count) {
+    Result<PairGraph*> find_graph(const Bank& bank, uint32_t row_type, RowLayout layout,
+                                  uint32_t count) {
         const Key key{bank.id, row_type, layout, count};
         if (auto found = cache_.find(key); found != cache_.end()) return &found->second;
         PairGraph graph = build_graph(bank, row_type, layout, count);
@@ -185,8 +204,8 @@ private:
         cached_bytes_ = 0;
     }
 
-    void fill(const PairGraph& graph, RowLayout layout, std::span<const uint8_t> rows, uint64_t bytes,
-              std::span<const PairIn> pairs) {
+    void fill(const PairGraph& graph, RowLayout layout, std::span<const uint8_t> rows,
+              uint64_t bytes, std::span<const PairIn> pairs) {
         ids_.resize(pairs.size());
         for (size_t i = 0; i < pairs.size(); ++i) ids_[i] = static_cast<int32_t>(pairs[i].expert);
         ggml_backend_tensor_set(graph.ids, ids_.data(), 0, ids_.size() * sizeof(int32_t));
@@ -194,7 +213,8 @@ private:
             ggml_backend_tensor_set(graph.input, rows.data(), 0, bytes);
         } else {
             for (size_t i = 0; i < pairs.size(); ++i) {
-                ggml_backend_tensor_set(graph.input, rows.data() + pairs[i].row * bytes, i * bytes, bytes);
+                ggml_backend_tensor_set(graph.input, rows.data() + pairs[i].row * bytes, i * bytes,
+                                        bytes);
             }
         }
         for (const PairGraph::ScaleLeaf& scale : graph.scales) {
@@ -245,12 +265,13 @@ uint64_t Bank::scratch_bytes_per_pair() const {
     return floats * sizeof(float) + sizeof(int32_t);
 }
 
-Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* device, uint32_t threads) {
+Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* device,
+                                                         uint32_t threads) {
     KVASIR_CHECK(device != nullptr && threads >= 1);
     ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
-        return fail(Errc::kEnvironment, std::string("ggml device ") + ggml_backend_dev_name(device) +
-                                            " did not start");
+        return fail(Errc::kEnvironment,
+                    std::string("ggml device ") + ggml_backend_dev_name(device) + " did not start");
     }
     ggml_threadpool* pool = nullptr;
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {

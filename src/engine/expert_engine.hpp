@@ -1,9 +1,11 @@
 // ExpertEngine: runs an expert program over a bank's weights on one ggml device.
 //
-// Used by the worker for everything and by the backbone for what it computes itself. compute() is the pure
-// function (rows, pairs) -> rows: one output row a pair, in the order of the pairs, with the bits that
-// ggml_mul_mat_id and its neighbours give in llama.cpp's own graph. For types whose kernel depends on how
-// many rows an expert gets (grid based IQ types), all rows of an expert must be in one call.
+// Used by the worker for everything and by the backbone for what it computes itself. compute() is
+// the pure function (rows, pairs) -> rows: one output row a pair, in the order of the pairs, with
+// the bits that ggml_mul_mat_id and its neighbours give in llama.cpp's own graph. For types whose
+// kernel depends on how many rows an expert gets (grid based IQ types), all rows of an expert must
+// be in one call.
+//
 // Thread: one thread at a time per engine; several engines may share weights.
 // Owns: backend, thread pool, one scratch arena (grows to the largest request, bounded by Limits).
 #pragma once
@@ -21,7 +23,7 @@ struct ggml_backend_device;
 
 namespace kvasir::engine {
 
-constexpr uint32_t kRowF32 = 0;   // ggml type numbers
+constexpr uint32_t kRowF32 = 0;  // ggml type numbers
 constexpr uint32_t kRowQ8K = 15;
 
 // Bytes of one row of `width` values; 0 for an unknown type or a width that does not fit it.
@@ -38,7 +40,7 @@ struct Bank {
     moe::Program program;
     moe::ProgramShape shape;
     uint32_t experts = 0;
-    uint64_t id = 0;          // of this preparation, unique in the process
+    uint64_t id = 0;  // of this preparation, unique in the process
     // Q8_K rows give the same bits as f32 rows: every product of the input uses Q8_K internally.
     bool takes_q8k = false;
     uint64_t scratch_bytes_per_pair() const;
@@ -47,23 +49,27 @@ struct Bank {
 class ExpertEngine {
 public:
     // `threads` >= 1. Errors: kEnvironment.
-    static Result<std::unique_ptr<ExpertEngine>> make(ggml_backend_device* device, uint32_t threads);
+    static Result<std::unique_ptr<ExpertEngine>> make(ggml_backend_device* device,
+                                                      uint32_t threads);
     virtual ~ExpertEngine() = default;
 
-    // Checks the program against the bank's tensors and the device. Errors: as moe::validate, kUnsupported
-    // when the device cannot run an operation.
-    virtual Result<std::shared_ptr<const Bank>> prepare(const moe::ExpertBank& meta, BankWeights weights,
+    // Checks the program against the bank's tensors and the device. Errors: as moe::validate,
+    // kUnsupported when the device cannot run an operation.
+    virtual Result<std::shared_ptr<const Bank>> prepare(const moe::ExpertBank& meta,
+                                                        BankWeights weights,
                                                         const moe::Program& program) = 0;
 
-    // rows: row_count rows of row_bytes(row_type, shape.input()) each, contiguous. Returns pairs.size() rows of
-    // shape.output() floats, valid until the next call. Errors: kNotHeld (expert out of range), kProtocol (row
-    // out of range, wrong size or type), kEnvironment (memory, device failure).
-    virtual Result<std::span<const float>> compute(const Bank& bank, uint32_t row_type, uint32_t row_count,
+    // rows: row_count rows of row_bytes(row_type, shape.input()) each, contiguous. Returns
+    // pairs.size() rows of shape.output() floats, valid until the next call. Errors: kNotHeld
+    // (expert out of range), kProtocol (row out of range, wrong size or type), kEnvironment
+    // (memory, device failure).
+    virtual Result<std::span<const float>> compute(const Bank& bank, uint32_t row_type,
+                                                   uint32_t row_count,
                                                    std::span<const uint8_t> rows,
                                                    std::span<const PairIn> pairs) = 0;
 
-    // Quantises f32 rows to Q8_K with the device's own routine, as its products would. `out` must have
-    // room for count rows. Errors: kEnvironment.
+    // Quantises f32 rows to Q8_K with the device's own routine, as its products would. `out` must
+    // have room for count rows. Errors: kEnvironment.
     virtual Status quantise(const float* rows, uint32_t count, uint32_t width, uint8_t* out) = 0;
 };
 

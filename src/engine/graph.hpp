@@ -1,6 +1,7 @@
 // Turning an expert program into a ggml graph for a given number of pairs.
 //
-// Used by expert_engine.cpp only. Thread: as the engine. Owns: the graph's context; tensors live in the arena of the engine.
+// Used by expert_engine.cpp only. Thread: as the engine. Owns: the graph's context; tensors live in
+// the arena of the engine.
 #pragma once
 
 #include <vector>
@@ -16,16 +17,16 @@ enum class RowLayout : uint8_t { kShared, kPerPair };
 
 struct PairGraph {
     struct ScaleLeaf {
-        ggml_tensor* leaf;           // f32, one value a pair
-        const ggml_tensor* source;   // f32, one value an expert
+        ggml_tensor* leaf;          // f32, one value a pair
+        const ggml_tensor* source;  // f32, one value an expert
     };
     ggml_context_ptr context;
     ggml_cgraph* graph = nullptr;
-    ggml_tensor* input = nullptr;    // [n_in, 1, 1] or [n_in, 1, pairs]
-    ggml_tensor* ids = nullptr;      // [pairs, 1] or [1, pairs]
-    ggml_tensor* output = nullptr;   // pairs rows
+    ggml_tensor* input = nullptr;   // [n_in, 1, 1] or [n_in, 1, pairs]
+    ggml_tensor* ids = nullptr;     // [pairs, 1] or [1, pairs]
+    ggml_tensor* output = nullptr;  // pairs rows
     std::vector<ScaleLeaf> scales;
-    uint64_t arena_bytes = 0;        // what place() needs
+    uint64_t arena_bytes = 0;  // what place() needs
 };
 
 // Builds the graph without memory. `pairs` >= 1.

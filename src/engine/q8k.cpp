@@ -15,7 +15,8 @@ int32_t round_to_int(float value) {
     return (bits & 0x007fffff) - 0x00400000;
 }
 
-// The value of the first element whose magnitude is the largest; 0 when all are zero (or not numbers).
+// The value of the first element whose magnitude is the largest; 0 when all are zero (or not
+// numbers).
 float signed_maximum(const float* x) {
     float largest = 0;
     for (uint32_t i = 0; i < kQ8KBlock; ++i) {

@@ -20,7 +20,8 @@ namespace {
 std::vector<uint8_t> by_ggml(const std::vector<float>& row) {
     EXPECT_TRUE(load_ggml());
     ggml_backend_ptr backend(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-    const ggml_init_params params = {ggml_tensor_overhead() * 4 + ggml_graph_overhead_custom(4, false), nullptr, true};
+    const ggml_init_params params = {
+        ggml_tensor_overhead() * 4 + ggml_graph_overhead_custom(4, false), nullptr, true};
     ggml_context_ptr context(ggml_init(params));
     const auto width = static_cast<int64_t>(row.size());
     ggml_tensor* source = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, width);
@@ -51,7 +52,8 @@ TEST(Q8K, RandomRowsHaveGgmlsBits) {
     std::mt19937_64 random(7);
     for (int trial = 0; trial < 300; ++trial) {
         std::vector<float> row(kQ8KBlock * (1 + random() % 12));
-        std::normal_distribution<float> normal(0, std::pow(10.0f, static_cast<float>(random() % 12) - 6.0f));
+        std::normal_distribution<float> normal(
+            0, std::pow(10.0f, static_cast<float>(random() % 12) - 6.0f));
         for (float& value : row) value = normal(random);
         expect_equal(row, "trial " + std::to_string(trial));
     }
@@ -67,9 +69,11 @@ TEST(Q8K, TiesSignsAndHalves) {
     expect_equal(row, "two maxima, the positive first");
     for (uint32_t i = 0; i < kQ8KBlock; ++i) row[i] = (static_cast<float>(i) - 127.5f) / 2;
     expect_equal(row, "halves");
-    for (uint32_t i = 0; i < kQ8KBlock; ++i) row[i] = (i % 2 ? -1.0f : 1.0f) * std::numeric_limits<float>::denorm_min();
+    for (uint32_t i = 0; i < kQ8KBlock; ++i)
+        row[i] = (i % 2 ? -1.0f : 1.0f) * std::numeric_limits<float>::denorm_min();
     expect_equal(row, "subnormal");
-    for (uint32_t i = 0; i < kQ8KBlock; ++i) row[i] = (i % 3 ? -1.0f : 1.0f) * std::numeric_limits<float>::max();
+    for (uint32_t i = 0; i < kQ8KBlock; ++i)
+        row[i] = (i % 3 ? -1.0f : 1.0f) * std::numeric_limits<float>::max();
     expect_equal(row, "huge");
 }
 

@@ -22,7 +22,8 @@ F cpu_function(const char* name) {
 
 std::string folder_of_libggml() {
     Dl_info info{};
-    if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || !info.dli_fname) return ".";
+    if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || !info.dli_fname)
+        return ".";
     std::error_code error;
     const auto path = std::filesystem::canonical(info.dli_fname, error);
     return error ? "." : path.parent_path().string();
@@ -52,8 +53,8 @@ Status load_ggml() {
         }
         if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr) return {};
     }
-    return fail(Errc::kEnvironment, "ggml has no CPU backend: no usable libggml-cpu*.so in " + folder +
-                                        " (was llama.cpp built for another processor?)");
+    return fail(Errc::kEnvironment, "ggml has no CPU backend: no usable libggml-cpu*.so in " +
+                                        folder + " (was llama.cpp built for another processor?)");
 }
 
 Result<ggml_backend_device*> find_device(const std::string& name) {
@@ -89,14 +90,17 @@ Fingerprint fingerprint() {
     return print;
 }
 
-bool repack_is_safe() { return !has_feature("AMX_INT8"); }
+bool repack_is_safe() {
+    return !has_feature("AMX_INT8");
+}
 
 ggml_threadpool* set_threads(ggml_backend* backend, int threads) {
     if (auto set = cpu_function<ggml_backend_set_n_threads_t>("ggml_backend_set_n_threads")) {
         set(backend, threads);
     }
     auto make = cpu_function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
-    auto attach = cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool");
+    auto attach =
+        cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool");
     if (make == nullptr || attach == nullptr) return nullptr;
     ggml_threadpool_params params = ggml_threadpool_params_default(threads);
     params.poll = 0;  // sleep between graphs: a spinning worker ruins its neighbour
@@ -107,7 +111,8 @@ ggml_threadpool* set_threads(ggml_backend* backend, int threads) {
 
 void free_threads(ggml_threadpool* pool) {
     if (pool == nullptr) return;
-    if (auto release = cpu_function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free")) release(pool);
+    if (auto release = cpu_function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free"))
+        release(pool);
 }
 
 }  // namespace kvasir::engine

@@ -9,7 +9,7 @@
 namespace kvasir::engine {
 namespace {
 
-constexpr size_t kSamples = 8;         // places compared in each tensor
+constexpr size_t kSamples = 8;  // places compared in each tensor
 constexpr size_t kSampleBytes = 512;
 
 }  // namespace
@@ -22,10 +22,13 @@ bool same_tensors(const moe::ExpertBank& bank, const moe::Mapping& mapping,
         const auto role = static_cast<moe::SlabRole>(i / kPartCount);
         const auto part = static_cast<moe::SlabPart>(i % kPartCount);
         const moe::SlabTensor* slab = bank.find(role, part);
-        if (slab == nullptr || static_cast<uint32_t>(tensor->type) != slab->type || tensor->data == nullptr) return false;
+        if (slab == nullptr || static_cast<uint32_t>(tensor->type) != slab->type ||
+            tensor->data == nullptr)
+            return false;
         const auto bytes = mapping.tensor(bank, *slab);
         if (ggml_nbytes(tensor) != bytes.size() || !ggml_is_contiguous(tensor)) return false;
-        if (part == moe::SlabPart::kWeight && static_cast<uint64_t>(tensor->ne[0]) != slab->n_in) return false;
+        if (part == moe::SlabPart::kWeight && static_cast<uint64_t>(tensor->ne[0]) != slab->n_in)
+            return false;
         const auto* data = static_cast<const uint8_t*>(tensor->data);
         if (data == bytes.data()) continue;
         const size_t length = std::min(kSampleBytes, bytes.size());

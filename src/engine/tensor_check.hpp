@@ -1,6 +1,8 @@
-// Are llama.cpp's expert tensors the ones of our model file? Types, shapes, and bytes sampled from slabs.
+// Are llama.cpp's expert tensors the ones of our model file? Types, shapes, and bytes sampled from
+// slabs.
 //
-// Used by the backbone before it lets a graph use workers that hold that file's experts. Thread: reentrant.
+// Used by the backbone before it lets a graph use workers that hold that file's experts. Thread:
+// reentrant.
 #pragma once
 
 #include "engine/weights.hpp"

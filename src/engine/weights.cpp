@@ -35,7 +35,9 @@ ggml_tensor* new_tensor(ggml_context* context, const moe::ExpertBank& bank,
         case moe::SlabPart::kBias:
             tensor = ggml_new_tensor_2d(context, type, static_cast<int64_t>(slab.n_out), experts);
             break;
-        case moe::SlabPart::kScale: tensor = ggml_new_tensor_1d(context, type, experts); break;
+        case moe::SlabPart::kScale:
+            tensor = ggml_new_tensor_1d(context, type, experts);
+            break;
     }
     ggml_set_name(tensor, slab.name.c_str());
     return tensor;
@@ -47,9 +49,11 @@ Result<BankWeights> BankWeights::map(const moe::ExpertBank& bank, const moe::Map
                                      ggml_backend_device* device) {
     BankWeights weights;
     weights.owned_ = std::make_unique<Owned>();
-    const ggml_init_params params = {ggml_tensor_overhead() * (bank.tensors.size() + 1), nullptr, true};
+    const ggml_init_params params = {ggml_tensor_overhead() * (bank.tensors.size() + 1), nullptr,
+                                     true};
     weights.owned_->context.reset(ggml_init(params));
-    if (!weights.owned_->context) return fail(Errc::kEnvironment, "out of memory for expert tensors");
+    if (!weights.owned_->context)
+        return fail(Errc::kEnvironment, "out of memory for expert tensors");
     for (const moe::SlabTensor& slab : bank.tensors) {
         ggml_tensor* tensor = new_tensor(weights.owned_->context.get(), bank, slab);
         weights.tensors_[index(slab.role, slab.part)] = tensor;
@@ -66,7 +70,8 @@ Result<BankWeights> BankWeights::map(const moe::ExpertBank& bank, const moe::Map
         }
         for (const moe::SlabTensor& slab : bank.tensors) {
             const auto bytes = mapping.tensor(bank, slab);
-            ggml_backend_tensor_set(weights.get(slab.role, slab.part), bytes.data(), 0, bytes.size());
+            ggml_backend_tensor_set(weights.get(slab.role, slab.part), bytes.data(), 0,
+                                    bytes.size());
         }
         weights.owned_->buffers.push_back(std::move(buffer));
         return weights;
@@ -79,7 +84,8 @@ Result<BankWeights> BankWeights::map(const moe::ExpertBank& bank, const moe::Map
             buffer = ggml_backend_dev_buffer_from_host_ptr(
                 device, const_cast<uint8_t*>(shard.data()), shard.size(), shard.size());
             if (buffer == nullptr) {
-                return fail(Errc::kEnvironment, std::string("device ") + ggml_backend_dev_name(device) +
+                return fail(Errc::kEnvironment, std::string("device ") +
+                                                    ggml_backend_dev_name(device) +
                                                     " cannot map the weights");
             }
             weights.owned_->buffers.emplace_back(buffer);

@@ -2,7 +2,9 @@
 //
 // Used by ExpertEngine. map() makes tensors over a memory-mapped slice or model (no copy on the CPU
 // device; any other device gets its own copy). borrow() points at tensors that llama.cpp owns.
-// Thread: immutable after making. Owns: ggml context and buffers (map only); the mapping must outlive it.
+//
+// Thread: immutable after making. Owns: ggml context and buffers (map only); the mapping must
+// outlive it.
 #pragma once
 
 #include <array>

@@ -22,10 +22,14 @@ std::string at(size_t index, const std::string& what) {
 // The bank tensor an operation needs, or null.
 const SlabTensor* operand(const ProgramOp& op, const ExpertBank& bank) {
     switch (op.kind) {
-        case OpKind::kMatMul: return bank.find(op.role, SlabPart::kWeight);
-        case OpKind::kAddBias: return bank.find(op.role, SlabPart::kBias);
-        case OpKind::kMulScale: return bank.find(op.role, SlabPart::kScale);
-        default: return nullptr;
+        case OpKind::kMatMul:
+            return bank.find(op.role, SlabPart::kWeight);
+        case OpKind::kAddBias:
+            return bank.find(op.role, SlabPart::kBias);
+        case OpKind::kMulScale:
+            return bank.find(op.role, SlabPart::kScale);
+        default:
+            return nullptr;
     }
 }
 
@@ -42,16 +46,17 @@ bool floats_ok(const ProgramOp& op) {
 // Width of the register an operation writes, given the widths of those before it.
 Result<uint32_t> output_width(const ProgramOp& op, size_t index, const ExpertBank& bank,
                               const std::vector<uint32_t>& width) {
-    const bool needs_tensor = op.kind == OpKind::kMatMul || op.kind == OpKind::kAddBias ||
-                              op.kind == OpKind::kMulScale;
+    const bool needs_tensor =
+        op.kind == OpKind::kMatMul || op.kind == OpKind::kAddBias || op.kind == OpKind::kMulScale;
     const SlabTensor* tensor = operand(op, bank);
     if (tensor != nullptr && std::max(tensor->n_in, tensor->n_out) > kWidthMax) {
-        return fail(Errc::kLimit, at(index, printable(tensor->name) + " is wider than " + std::to_string(kWidthMax)));
+        return fail(Errc::kLimit, at(index, printable(tensor->name) + " is wider than " +
+                                                std::to_string(kWidthMax)));
     }
     if (needs_tensor && tensor == nullptr) {
-        return fail(Errc::kMismatch, at(index, "needs the " + std::string(to_string(op.role)) +
-                                                   " tensor of layer " + to_string(bank.key) +
-                                                   ", which the bank does not have"));
+        return fail(Errc::kMismatch,
+                    at(index, "needs the " + std::string(to_string(op.role)) + " tensor of layer " +
+                                  to_string(bank.key) + ", which the bank does not have"));
     }
     const uint32_t in = width[op.a];
     if (has_two_inputs(op.kind) && width[op.b] != in) {
@@ -75,11 +80,13 @@ Result<uint32_t> output_width(const ProgramOp& op, size_t index, const ExpertBan
                 return fail(Errc::kBadInput, at(index, "view outside its input"));
             }
             return op.view_count;
-        default: return in;
+        default:
+            return in;
     }
 }
 
-// The input has one row where other registers have one for every pair, so only products may read it.
+// The input has one row where other registers have one for every pair, so only products may read
+// it.
 bool reads_input_wrongly(const ProgramOp& op) {
     if (op.kind == OpKind::kMatMul) return false;
     return op.a == 0 || (has_two_inputs(op.kind) && op.b == 0);
@@ -98,7 +105,8 @@ Status check_op(const ProgramOp& op, size_t index) {
 }
 
 bool kind_ok(uint8_t kind, uint8_t role, uint8_t sub) {
-    if (kind < static_cast<uint8_t>(OpKind::kMatMul) || kind > static_cast<uint8_t>(OpKind::kView)) {
+    if (kind < static_cast<uint8_t>(OpKind::kMatMul) ||
+        kind > static_cast<uint8_t>(OpKind::kView)) {
         return false;
     }
     if (role > static_cast<uint8_t>(SlabRole::kGateUp)) return false;
@@ -113,11 +121,14 @@ bool kind_ok(uint8_t kind, uint8_t role, uint8_t sub) {
 
 // Every program has one encoding: fields that an operation does not use are zero (-0 is not).
 bool unused_fields_zero(const ProgramOp& op) {
-    const bool weights = op.kind == OpKind::kMatMul || op.kind == OpKind::kAddBias || op.kind == OpKind::kMulScale;
-    const bool floats = op.kind == OpKind::kScale || op.kind == OpKind::kClamp || op.kind == OpKind::kGlu;
+    const bool weights =
+        op.kind == OpKind::kMatMul || op.kind == OpKind::kAddBias || op.kind == OpKind::kMulScale;
+    const bool floats =
+        op.kind == OpKind::kScale || op.kind == OpKind::kClamp || op.kind == OpKind::kGlu;
     if (!weights && op.role != SlabRole::kGate) return false;
     if (!has_two_inputs(op.kind) && op.b != 0) return false;
-    if (!floats && (std::bit_cast<uint32_t>(op.f0) != 0 || std::bit_cast<uint32_t>(op.f1) != 0)) return false;
+    if (!floats && (std::bit_cast<uint32_t>(op.f0) != 0 || std::bit_cast<uint32_t>(op.f1) != 0))
+        return false;
     return op.kind == OpKind::kView || (op.view_begin == 0 && op.view_count == 0);
 }
 
@@ -130,20 +141,21 @@ Result<ProgramShape> validate(const Program& program, const ExpertBank& bank) {
                                             " are possible)");
     }
     // The input width is that of the first product; it must read the input register.
-    const auto first = std::find_if(program.ops.begin(), program.ops.end(), [](const ProgramOp& op) {
-        return op.kind == OpKind::kMatMul && op.a == 0;
-    });
+    const auto first =
+        std::find_if(program.ops.begin(), program.ops.end(),
+                     [](const ProgramOp& op) { return op.kind == OpKind::kMatMul && op.a == 0; });
     if (first == program.ops.end()) {
         return fail(Errc::kUnsupported, "expert program has no product with the input row");
     }
     const SlabTensor* weights = bank.find(first->role, SlabPart::kWeight);
     if (weights == nullptr) {
-        return fail(Errc::kMismatch, "expert program needs the " + std::string(to_string(first->role)) +
-                                         " tensor of layer " + to_string(bank.key) +
-                                         ", which the bank does not have");
+        return fail(Errc::kMismatch, "expert program needs the " +
+                                         std::string(to_string(first->role)) + " tensor of layer " +
+                                         to_string(bank.key) + ", which the bank does not have");
     }
     if (weights->n_in > kWidthMax) {
-        return fail(Errc::kLimit, printable(weights->name) + " is wider than " + std::to_string(kWidthMax));
+        return fail(Errc::kLimit,
+                    printable(weights->name) + " is wider than " + std::to_string(kWidthMax));
     }
     ProgramShape shape;
     shape.width.push_back(static_cast<uint32_t>(weights->n_in));
@@ -187,7 +199,8 @@ Result<Program> decode_program(std::span<const uint8_t> bytes) {
     }
     if (count == 0 || count > kProgramOpsMax || in.remaining() != count * kOpBytes) {
         return fail(Errc::kProtocol, "expert program of " + std::to_string(count) +
-                                         " operations has " + std::to_string(in.remaining()) + " bytes");
+                                         " operations has " + std::to_string(in.remaining()) +
+                                         " bytes");
     }
     Program program;
     for (uint16_t i = 0; i < count; ++i) {
@@ -208,7 +221,8 @@ Result<Program> decode_program(std::span<const uint8_t> bytes) {
         }
         op.kind = static_cast<OpKind>(kind);
         op.role = static_cast<SlabRole>(role);
-        if (!unused_fields_zero(op)) return fail(Errc::kProtocol, at(i, "a field it does not use is not zero"));
+        if (!unused_fields_zero(op))
+            return fail(Errc::kProtocol, at(i, "a field it does not use is not zero"));
         program.ops.push_back(op);
     }
     return program;

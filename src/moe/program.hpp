@@ -1,9 +1,10 @@
 // The expert program: what the experts of a layer compute, as data.
 //
-// Captured once per bank from llama.cpp's graph by the backend, sent to workers, validated there, and
-// turned into a ggml graph by engine/. It is a straight-line list of row-wise operations over numbered
-// registers: register 0 is the input row, operation i writes register i + 1. No pointers, strides or shapes
-// travel: widths follow from the bank's own tensors. Thread: values.
+// Captured once per bank from llama.cpp's graph by the backend, sent to workers, validated there,
+// and turned into a ggml graph by engine/. It is a straight-line list of row-wise operations over
+// numbered registers: register 0 is the input row, operation i writes register i + 1. No pointers,
+// strides or shapes travel: widths follow from the bank's own tensors. Thread: values.
+//
 // Limits: kProgramOpsMax operations.
 #pragma once
 
@@ -34,10 +35,22 @@ enum class OpKind : uint8_t {
     kView = 11,     // out = a[view_begin .. view_begin + view_count)
 };
 enum class UnaryKind : uint8_t {
-    kSilu = 1, kGelu = 2, kGeluQuick = 3, kGeluErf = 4, kRelu = 5, kTanh = 6, kSigmoid = 7,
+    kSilu = 1,
+    kGelu = 2,
+    kGeluQuick = 3,
+    kGeluErf = 4,
+    kRelu = 5,
+    kTanh = 6,
+    kSigmoid = 7,
 };
 enum class GluKind : uint8_t {
-    kReglu = 1, kGeglu = 2, kSwiglu = 3, kSwigluOai = 4, kGegluErf = 5, kGegluQuick = 6, kSwigluClamp = 7,
+    kReglu = 1,
+    kGeglu = 2,
+    kSwiglu = 3,
+    kSwigluOai = 4,
+    kGegluErf = 5,
+    kGegluQuick = 6,
+    kSwigluClamp = 7,
 };
 
 struct ProgramOp {
@@ -65,8 +78,8 @@ struct ProgramShape {
 };
 
 // Checks every operation against the bank's tensors: roles present, widths equal, registers defined
-// before use, the input read by products only, floats finite (clamp may be infinite), at least one product.
-// Errors: kUnsupported, kMismatch, kLimit or kBadInput, naming the operation's number.
+// before use, the input read by products only, floats finite (clamp may be infinite), at least one
+// product. Errors: kUnsupported, kMismatch, kLimit or kBadInput, naming the operation's number.
 Result<ProgramShape> validate(const Program& program, const ExpertBank& bank);
 
 // Wire form: u16 version = 1, u16 count, then 24 bytes an operation. decode() is bounds-checked and

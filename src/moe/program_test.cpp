@@ -24,7 +24,8 @@ SlabTensor weight(SlabRole role, uint64_t n_in, uint64_t n_out) {
 
 SlabTensor side(SlabRole role, SlabPart part, uint64_t n_out) {
     SlabTensor tensor;
-    tensor.name = "blk.3.ffn_" + std::string(to_string(role)) + "_exps." + std::string(to_string(part));
+    tensor.name =
+        "blk.3.ffn_" + std::string(to_string(role)) + "_exps." + std::string(to_string(part));
     tensor.role = role;
     tensor.part = part;
     tensor.n_out = n_out;
@@ -36,9 +37,12 @@ ExpertBank bank() {
     ExpertBank out;
     out.key = {3, 0};
     out.experts = 4;
-    out.tensors = {weight(SlabRole::kGate, 64, 96), side(SlabRole::kGate, SlabPart::kBias, 96),
-                   weight(SlabRole::kUp, 64, 96), weight(SlabRole::kDown, 96, 64),
-                   side(SlabRole::kDown, SlabPart::kScale, 1), weight(SlabRole::kGateUp, 64, 192)};
+    out.tensors = {weight(SlabRole::kGate, 64, 96),
+                   side(SlabRole::kGate, SlabPart::kBias, 96),
+                   weight(SlabRole::kUp, 64, 96),
+                   weight(SlabRole::kDown, 96, 64),
+                   side(SlabRole::kDown, SlabPart::kScale, 1),
+                   weight(SlabRole::kGateUp, 64, 192)};
     return out;
 }
 
@@ -77,8 +81,12 @@ rc::Gen<ProgramOp> any_op() {
         switch (op.kind) {
             case OpKind::kMatMul:
             case OpKind::kAddBias:
-            case OpKind::kMulScale: op.role = static_cast<SlabRole>(*rc::gen::inRange(0, 4)); break;
-            case OpKind::kUnary: op.sub = static_cast<uint8_t>(*rc::gen::inRange(1, 8)); break;
+            case OpKind::kMulScale:
+                op.role = static_cast<SlabRole>(*rc::gen::inRange(0, 4));
+                break;
+            case OpKind::kUnary:
+                op.sub = static_cast<uint8_t>(*rc::gen::inRange(1, 8));
+                break;
             case OpKind::kGlu:
                 op.sub = static_cast<uint8_t>(*rc::gen::inRange(1, 8));
                 op.b = *rc::gen::arbitrary<uint8_t>();
@@ -86,13 +94,16 @@ rc::Gen<ProgramOp> any_op() {
                 op.f1 = real();
                 break;
             case OpKind::kMul:
-            case OpKind::kAdd: op.b = *rc::gen::arbitrary<uint8_t>(); break;
+            case OpKind::kAdd:
+                op.b = *rc::gen::arbitrary<uint8_t>();
+                break;
             case OpKind::kScale:
             case OpKind::kClamp:
                 op.f0 = real();
                 op.f1 = real();
                 break;
-            case OpKind::kSqr: break;
+            case OpKind::kSqr:
+                break;
             case OpKind::kView:
                 op.view_begin = *rc::gen::arbitrary<uint32_t>();
                 op.view_count = *rc::gen::arbitrary<uint32_t>();
@@ -237,7 +248,8 @@ std::vector<BadProgram> bad_programs() {
     bad("wrong input width", {gate, product(SlabRole::kUp, 1)}, Errc::kBadInput);
     bad("first product reads rows of another width", {gate, product(SlabRole::kDown, 0)},
         Errc::kBadInput);
-    bad("two widths", {gate, product(SlabRole::kDown, 1), with(OpKind::kMul, 1, 2)}, Errc::kBadInput);
+    bad("two widths", {gate, product(SlabRole::kDown, 1), with(OpKind::kMul, 1, 2)},
+        Errc::kBadInput);
     bad("GLU of two widths", {gate, product(SlabRole::kGateUp, 0), glu(2, 1)}, Errc::kBadInput);
     bad("bias of another width", {product(SlabRole::kGateUp, 0), with(OpKind::kAddBias, 1)},
         Errc::kBadInput);
@@ -277,10 +289,10 @@ std::vector<BadProgram> bad_programs() {
     // it with the others.
     bad("bias on the input", {gate, with(OpKind::kAddBias, 0)}, Errc::kUnsupported);
     bad("activation of the input", {gate, with(OpKind::kUnary, 0, 0, 1)}, Errc::kUnsupported);
-    bad("input as the second factor",
-        {gate, product(SlabRole::kDown, 1), with(OpKind::kMul, 2, 0)}, Errc::kUnsupported);
-    bad("input as the first summand",
-        {gate, product(SlabRole::kDown, 1), with(OpKind::kAdd, 0, 2)}, Errc::kUnsupported);
+    bad("input as the second factor", {gate, product(SlabRole::kDown, 1), with(OpKind::kMul, 2, 0)},
+        Errc::kUnsupported);
+    bad("input as the first summand", {gate, product(SlabRole::kDown, 1), with(OpKind::kAdd, 0, 2)},
+        Errc::kUnsupported);
     ProgramOp input_view = with(OpKind::kView, 0);
     input_view.view_count = 64;
     bad("view of the input", {gate, input_view}, Errc::kUnsupported);
@@ -305,7 +317,8 @@ TEST(Program, WhatTheBankLacksIsNamed) {
         const auto shape = validate(swiglu(), smaller);
         ASSERT_FALSE(shape);
         EXPECT_EQ(shape.error().code, Errc::kMismatch);
-        EXPECT_NE(shape.error().detail.find(to_string(role)), std::string::npos) << shape.error().detail;
+        EXPECT_NE(shape.error().detail.find(to_string(role)), std::string::npos)
+            << shape.error().detail;
     }
 }
 

@@ -97,8 +97,8 @@ public:
     // kProtocol, kLimit, kUnsupported (text), kIo; after an error the stream is closed() (a close
     // frame with the matching code was attempted).
     Result<std::optional<std::span<const uint8_t>>> try_receive();
-    // False when the last read took all that had arrived and nothing of it is left: a caller that polls may
-    // do so now, without one more try_receive().
+    // False when the last read took all that had arrived and nothing of it is left: a caller that
+    // polls may do so now, without one more try_receive().
     bool may_have_more() const;
     // The same, waiting until the deadline (kTimeout leaves the stream usable).
     Result<std::span<const uint8_t>> receive(Deadline deadline);

@@ -20,18 +20,25 @@ struct NamePart {
     uint32_t bank;
 };
 constexpr NamePart kStacks[] = {
-    {"ffn_gate_exps", moe::SlabRole::kGate, 0},     {"ffn_up_exps", moe::SlabRole::kUp, 0},
-    {"ffn_down_exps", moe::SlabRole::kDown, 0},     {"ffn_gate_up_exps", moe::SlabRole::kGateUp, 0},
-    {"ffn_gate_chexps", moe::SlabRole::kGate, 1},   {"ffn_up_chexps", moe::SlabRole::kUp, 1},
+    {"ffn_gate_exps", moe::SlabRole::kGate, 0},   {"ffn_up_exps", moe::SlabRole::kUp, 0},
+    {"ffn_down_exps", moe::SlabRole::kDown, 0},   {"ffn_gate_up_exps", moe::SlabRole::kGateUp, 0},
+    {"ffn_gate_chexps", moe::SlabRole::kGate, 1}, {"ffn_up_chexps", moe::SlabRole::kUp, 1},
     {"ffn_down_chexps", moe::SlabRole::kDown, 1},
 };
 
 bool is_row_wise(const ggml_tensor* node) {
     switch (node->op) {
-        case GGML_OP_UNARY: case GGML_OP_GLU: case GGML_OP_ADD_ID: case GGML_OP_MUL: case GGML_OP_ADD:
-        case GGML_OP_SCALE: case GGML_OP_CLAMP: case GGML_OP_SQR:
+        case GGML_OP_UNARY:
+        case GGML_OP_GLU:
+        case GGML_OP_ADD_ID:
+        case GGML_OP_MUL:
+        case GGML_OP_ADD:
+        case GGML_OP_SCALE:
+        case GGML_OP_CLAMP:
+        case GGML_OP_SQR:
             return true;
-        default: return false;
+        default:
+            return false;
     }
 }
 
@@ -61,8 +68,10 @@ Origin origin(const ggml_tensor* node, int depth) {
 // The *_exps.scale tensor behind reshape/repeat/get_rows, or null.
 const ggml_tensor* scale_source(const ggml_tensor* node) {
     for (int depth = 0; node != nullptr && depth < 4; ++depth) {
-        if (const auto name = weight_of(node); name && name->part == moe::SlabPart::kScale) return node;
-        if (node->op != GGML_OP_GET_ROWS && node->op != GGML_OP_REPEAT && node->op != GGML_OP_RESHAPE) {
+        if (const auto name = weight_of(node); name && name->part == moe::SlabPart::kScale)
+            return node;
+        if (node->op != GGML_OP_GET_ROWS && node->op != GGML_OP_REPEAT &&
+            node->op != GGML_OP_RESHAPE) {
             return nullptr;
         }
         node = node->src[0];
@@ -73,28 +82,44 @@ const ggml_tensor* scale_source(const ggml_tensor* node) {
 std::optional<uint8_t> unary_kind(const ggml_tensor* node) {
     using moe::UnaryKind;
     switch (ggml_get_unary_op(node)) {
-        case GGML_UNARY_OP_SILU: return static_cast<uint8_t>(UnaryKind::kSilu);
-        case GGML_UNARY_OP_GELU: return static_cast<uint8_t>(UnaryKind::kGelu);
-        case GGML_UNARY_OP_GELU_QUICK: return static_cast<uint8_t>(UnaryKind::kGeluQuick);
-        case GGML_UNARY_OP_GELU_ERF: return static_cast<uint8_t>(UnaryKind::kGeluErf);
-        case GGML_UNARY_OP_RELU: return static_cast<uint8_t>(UnaryKind::kRelu);
-        case GGML_UNARY_OP_TANH: return static_cast<uint8_t>(UnaryKind::kTanh);
-        case GGML_UNARY_OP_SIGMOID: return static_cast<uint8_t>(UnaryKind::kSigmoid);
-        default: return std::nullopt;
+        case GGML_UNARY_OP_SILU:
+            return static_cast<uint8_t>(UnaryKind::kSilu);
+        case GGML_UNARY_OP_GELU:
+            return static_cast<uint8_t>(UnaryKind::kGelu);
+        case GGML_UNARY_OP_GELU_QUICK:
+            return static_cast<uint8_t>(UnaryKind::kGeluQuick);
+        case GGML_UNARY_OP_GELU_ERF:
+            return static_cast<uint8_t>(UnaryKind::kGeluErf);
+        case GGML_UNARY_OP_RELU:
+            return static_cast<uint8_t>(UnaryKind::kRelu);
+        case GGML_UNARY_OP_TANH:
+            return static_cast<uint8_t>(UnaryKind::kTanh);
+        case GGML_UNARY_OP_SIGMOID:
+            return static_cast<uint8_t>(UnaryKind::kSigmoid);
+        default:
+            return std::nullopt;
     }
 }
 
 std::optional<uint8_t> glu_kind(const ggml_tensor* node) {
     using moe::GluKind;
     switch (ggml_get_glu_op(node)) {
-        case GGML_GLU_OP_REGLU: return static_cast<uint8_t>(GluKind::kReglu);
-        case GGML_GLU_OP_GEGLU: return static_cast<uint8_t>(GluKind::kGeglu);
-        case GGML_GLU_OP_SWIGLU: return static_cast<uint8_t>(GluKind::kSwiglu);
-        case GGML_GLU_OP_SWIGLU_OAI: return static_cast<uint8_t>(GluKind::kSwigluOai);
-        case GGML_GLU_OP_GEGLU_ERF: return static_cast<uint8_t>(GluKind::kGegluErf);
-        case GGML_GLU_OP_GEGLU_QUICK: return static_cast<uint8_t>(GluKind::kGegluQuick);
-        case GGML_GLU_OP_SWIGLU_CLAMP: return static_cast<uint8_t>(GluKind::kSwigluClamp);
-        default: return std::nullopt;
+        case GGML_GLU_OP_REGLU:
+            return static_cast<uint8_t>(GluKind::kReglu);
+        case GGML_GLU_OP_GEGLU:
+            return static_cast<uint8_t>(GluKind::kGeglu);
+        case GGML_GLU_OP_SWIGLU:
+            return static_cast<uint8_t>(GluKind::kSwiglu);
+        case GGML_GLU_OP_SWIGLU_OAI:
+            return static_cast<uint8_t>(GluKind::kSwigluOai);
+        case GGML_GLU_OP_GEGLU_ERF:
+            return static_cast<uint8_t>(GluKind::kGegluErf);
+        case GGML_GLU_OP_GEGLU_QUICK:
+            return static_cast<uint8_t>(GluKind::kGegluQuick);
+        case GGML_GLU_OP_SWIGLU_CLAMP:
+            return static_cast<uint8_t>(GluKind::kSwigluClamp);
+        default:
+            return std::nullopt;
     }
 }
 
@@ -114,22 +139,36 @@ public:
     Status add(ggml_tensor* node) {
         if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) flagged_.push_back(node);
         switch (node->op) {
-            case GGML_OP_NONE: case GGML_OP_REPEAT: case GGML_OP_GET_ROWS: return {};
-            case GGML_OP_VIEW: case GGML_OP_RESHAPE: return view(node);
-            case GGML_OP_MUL_MAT_ID: return product(node);
-            case GGML_OP_ADD_ID: return bias(node);
+            case GGML_OP_NONE:
+            case GGML_OP_REPEAT:
+            case GGML_OP_GET_ROWS:
+                return {};
+            case GGML_OP_VIEW:
+            case GGML_OP_RESHAPE:
+                return view(node);
+            case GGML_OP_MUL_MAT_ID:
+                return product(node);
+            case GGML_OP_ADD_ID:
+                return bias(node);
             case GGML_OP_UNARY: {
                 const auto kind = unary_kind(node);
                 if (!kind) return refuse(node, "unary operation is not on the list");
                 return row_wise(node, moe::OpKind::kUnary, *kind);
             }
-            case GGML_OP_GLU: return glu(node);
-            case GGML_OP_MUL: return mul(node);
-            case GGML_OP_ADD: return row_wise(node, moe::OpKind::kAdd, 0, node->src[1]);
-            case GGML_OP_SCALE: return row_wise(node, moe::OpKind::kScale, 0);
-            case GGML_OP_CLAMP: return row_wise(node, moe::OpKind::kClamp, 0);
-            case GGML_OP_SQR: return row_wise(node, moe::OpKind::kSqr, 0);
-            default: return refuse(node, "operation is not on the list");
+            case GGML_OP_GLU:
+                return glu(node);
+            case GGML_OP_MUL:
+                return mul(node);
+            case GGML_OP_ADD:
+                return row_wise(node, moe::OpKind::kAdd, 0, node->src[1]);
+            case GGML_OP_SCALE:
+                return row_wise(node, moe::OpKind::kScale, 0);
+            case GGML_OP_CLAMP:
+                return row_wise(node, moe::OpKind::kClamp, 0);
+            case GGML_OP_SQR:
+                return row_wise(node, moe::OpKind::kSqr, 0);
+            default:
+                return refuse(node, "operation is not on the list");
         }
     }
 
@@ -141,20 +180,24 @@ public:
         bool has_down = false;
         for (const moe::ProgramOp& op : out_.program.ops) {
             ++uses[op.a];
-            if (op.kind == moe::OpKind::kGlu || op.kind == moe::OpKind::kMul || op.kind == moe::OpKind::kAdd) {
+            if (op.kind == moe::OpKind::kGlu || op.kind == moe::OpKind::kMul ||
+                op.kind == moe::OpKind::kAdd) {
                 ++uses[op.b];
             }
             if (op.kind != moe::OpKind::kMatMul || op.role != moe::SlabRole::kDown) continue;
-            if (op.a == 0) return fail(Errc::kUnsupported, "the last product reads the input (partial graph)");
+            if (op.a == 0)
+                return fail(Errc::kUnsupported, "the last product reads the input (partial graph)");
             has_down = true;
         }
         if (!has_down) return fail(Errc::kUnsupported, "no last product (partial graph)");
         for (size_t i = 1; i < last; ++i) {
-            if (uses[i] == 0) return fail(Errc::kUnsupported, "an intermediate value leaves the chain");
+            if (uses[i] == 0)
+                return fail(Errc::kUnsupported, "an intermediate value leaves the chain");
         }
         for (const ggml_tensor* node : flagged_) {
             if (is_intermediate(node)) {
-                return fail(Errc::kUnsupported, std::string("intermediate ") + node->name + " is an output");
+                return fail(Errc::kUnsupported,
+                            std::string("intermediate ") + node->name + " is an output");
             }
         }
         if (Status ok = check_uses(graph); !ok) return tl::unexpected(ok.error());
@@ -163,7 +206,8 @@ public:
 
 private:
     static Status refuse(const ggml_tensor* node, const char* why) {
-        return fail(Errc::kUnsupported, std::string(node->name) + " (" + ggml_op_desc(node) + "): " + why);
+        return fail(Errc::kUnsupported,
+                    std::string(node->name) + " (" + ggml_op_desc(node) + "): " + why);
     }
 
     // A value of the chain that workers do not return.
@@ -172,8 +216,8 @@ private:
         return value && *value != 0 && *value != out_.program.ops.size();
     }
 
-    // Does a node outside this split read an intermediate value (a low-rank adapter of the last product does)?
-    // ggml counts the uses of every node over the whole graph.
+    // Does a node outside this split read an intermediate value (a low-rank adapter of the last
+    // product does)? ggml counts the uses of every node over the whole graph.
     Status check_uses(const ggml_cgraph* graph) const {
         std::map<const ggml_tensor*, int> inside;
         for (int i = 0; i < graph->n_nodes; ++i) {
@@ -249,11 +293,13 @@ private:
         return push(node, op);
     }
 
-    Status row_wise(ggml_tensor* node, moe::OpKind kind, uint8_t sub, const ggml_tensor* second = nullptr) {
+    Status row_wise(ggml_tensor* node, moe::OpKind kind, uint8_t sub,
+                    const ggml_tensor* second = nullptr) {
         const auto a = find(node->src[0]);
         const auto b = second == nullptr ? std::optional<uint8_t>(uint8_t{0}) : find(second);
         if (!a || !b) return refuse(node, "not on the chain");
-        if (second != nullptr && !ggml_are_same_shape(node->src[0], second)) return refuse(node, "broadcast");
+        if (second != nullptr && !ggml_are_same_shape(node->src[0], second))
+            return refuse(node, "broadcast");
         moe::ProgramOp op;
         op.kind = kind;
         op.sub = sub;
@@ -289,7 +335,9 @@ private:
         moe::ProgramOp op;
         op.kind = moe::OpKind::kMulScale;
         op.a = *a;
-        if (Status ok = use_weight(node, const_cast<ggml_tensor*>(scale), moe::SlabPart::kScale, op); !ok) {
+        if (Status ok =
+                use_weight(node, const_cast<ggml_tensor*>(scale), moe::SlabPart::kScale, op);
+            !ok) {
             return ok;
         }
         return push(node, op);
@@ -297,7 +345,8 @@ private:
 
     Status view(ggml_tensor* node) {
         const auto a = find(node->src[0]);
-        if (!a || *a == 0) return {};  // shapes ids, scales or something of a neighbour: not a value of the chain
+        if (!a || *a == 0)
+            return {};  // shapes ids, scales or something of a neighbour: not a value of the chain
         const ggml_tensor* from = node->src[0];
         if (ggml_are_same_shape(node, from) && ggml_are_same_stride(node, from)) {
             registers_.emplace_back(node, *a);
@@ -335,17 +384,23 @@ std::optional<WeightName> parse_weight_name(std::string_view name) {
     if (!name.starts_with("blk.")) return std::nullopt;
     name.remove_prefix(4);
     WeightName out;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), out.layer.layer);
-    if (error != std::errc() || end == name.data() + name.size() || *end != '.') return std::nullopt;
+    const auto [end, error] =
+        std::from_chars(name.data(), name.data() + name.size(), out.layer.layer);
+    if (error != std::errc() || end == name.data() + name.size() || *end != '.')
+        return std::nullopt;
     name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
     const size_t dot = name.find('.');
     if (dot == std::string_view::npos) return std::nullopt;
     const std::string_view stack = name.substr(0, dot);
     const std::string_view suffix = name.substr(dot + 1);
-    if (suffix == "weight") out.part = moe::SlabPart::kWeight;
-    else if (suffix == "bias") out.part = moe::SlabPart::kBias;
-    else if (suffix == "scale") out.part = moe::SlabPart::kScale;
-    else return std::nullopt;
+    if (suffix == "weight")
+        out.part = moe::SlabPart::kWeight;
+    else if (suffix == "bias")
+        out.part = moe::SlabPart::kBias;
+    else if (suffix == "scale")
+        out.part = moe::SlabPart::kScale;
+    else
+        return std::nullopt;
     for (const NamePart& part : kStacks) {
         if (part.text != stack) continue;
         out.role = part.role;
@@ -362,7 +417,9 @@ Result<std::vector<Captured>> capture(ggml_cgraph* graph) {
         ggml_tensor* node = ggml_graph_node(graph, i);
         if (node->op == GGML_OP_MUL_MAT_ID) {
             const auto name = weight_of(node->src[0]);
-            if (!name) return fail(Errc::kUnsupported, std::string(node->name) + ": product of other weights");
+            if (!name)
+                return fail(Errc::kUnsupported,
+                            std::string(node->name) + ": product of other weights");
             if (bank && bank->layer() != name->layer) {
                 auto captured = bank->finish(graph);
                 if (!captured) return tl::unexpected(captured.error());
@@ -372,7 +429,8 @@ Result<std::vector<Captured>> capture(ggml_cgraph* graph) {
             if (!bank) bank.emplace(name->layer);
         }
         if (!bank) {
-            if (is_view(node) || node->op == GGML_OP_NONE || scale_source(node) != nullptr) continue;
+            if (is_view(node) || node->op == GGML_OP_NONE || scale_source(node) != nullptr)
+                continue;
             return fail(Errc::kUnsupported, std::string(node->name) + ": comes before any product");
         }
         if (Status ok = bank->add(node); !ok) return tl::unexpected(ok.error());
@@ -394,15 +452,25 @@ bool is_expert_op(const ggml_tensor* node) {
             const auto name = weight_of(node->src[1]);
             return name && name->part == moe::SlabPart::kBias;
         }
-        case GGML_OP_REPEAT: case GGML_OP_GET_ROWS: return scale_source(node) != nullptr;
+        case GGML_OP_REPEAT:
+        case GGML_OP_GET_ROWS:
+            return scale_source(node) != nullptr;
         case GGML_OP_MUL:
-            if (scale_source(node->src[1]) != nullptr && origin(node->src[0], 0) != Origin::kOther) return true;
-            return origin(node->src[0], 0) == Origin::kFirst && origin(node->src[1], 0) == Origin::kFirst;
+            if (scale_source(node->src[1]) != nullptr && origin(node->src[0], 0) != Origin::kOther)
+                return true;
+            return origin(node->src[0], 0) == Origin::kFirst &&
+                   origin(node->src[1], 0) == Origin::kFirst;
         case GGML_OP_ADD:
-            return origin(node->src[0], 0) == Origin::kFirst && origin(node->src[1], 0) == Origin::kFirst;
-        case GGML_OP_UNARY: case GGML_OP_GLU: case GGML_OP_SCALE: case GGML_OP_CLAMP: case GGML_OP_SQR:
+            return origin(node->src[0], 0) == Origin::kFirst &&
+                   origin(node->src[1], 0) == Origin::kFirst;
+        case GGML_OP_UNARY:
+        case GGML_OP_GLU:
+        case GGML_OP_SCALE:
+        case GGML_OP_CLAMP:
+        case GGML_OP_SQR:
             return origin(node->src[0], 0) == Origin::kFirst;
-        default: return false;
+        default:
+            return false;
     }
 }
 

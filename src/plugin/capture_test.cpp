@@ -29,7 +29,9 @@ moe::ProgramOp op(OpKind kind, SlabRole role, uint8_t a, uint8_t b = 0, uint8_t 
     out.sub = sub;
     return out;
 }
-moe::ProgramOp product(SlabRole role, uint8_t a) { return op(OpKind::kMatMul, role, a); }
+moe::ProgramOp product(SlabRole role, uint8_t a) {
+    return op(OpKind::kMatMul, role, a);
+}
 moe::ProgramOp glu(uint8_t a, uint8_t b, moe::GluKind kind = moe::GluKind::kSwiglu) {
     return op(OpKind::kGlu, SlabRole::kGate, a, b, static_cast<uint8_t>(kind));
 }
@@ -61,11 +63,14 @@ public:
     }
     ggml_tensor* gate(int layer = 0) const { return product_of(blk(layer, "gate"), x, kHidden); }
     ggml_tensor* up(int layer = 0) const { return product_of(blk(layer, "up"), x, kHidden); }
-    ggml_tensor* down(ggml_tensor* h, int layer = 0) const { return product_of(blk(layer, "down"), h, kIn); }
+    ggml_tensor* down(ggml_tensor* h, int layer = 0) const {
+        return product_of(blk(layer, "down"), h, kIn);
+    }
     ggml_tensor* scaled(ggml_tensor* value, const std::string& name) const {
         ggml_tensor* scale = ggml_new_tensor_1d(c(), GGML_TYPE_F32, kExperts);
         ggml_set_name(scale, name.c_str());
-        ggml_tensor* all = ggml_repeat_4d(c(), ggml_reshape_3d(c(), scale, 1, kExperts, 1), 1, kExperts, kTokens, 1);
+        ggml_tensor* all = ggml_repeat_4d(c(), ggml_reshape_3d(c(), scale, 1, kExperts, 1), 1,
+                                          kExperts, kTokens, 1);
         return ggml_mul(c(), value, ggml_get_rows(c(), all, ids));
     }
     static std::string blk(int layer, const std::string& role) {
@@ -75,7 +80,8 @@ public:
         ggml_build_forward_expand(graph_, output);
         return capture(graph_);
     }
-    // As the scheduler does it: a view of the nodes up to and including `last`, of a graph that goes on.
+    // As the scheduler does it: a view of the nodes up to and including `last`, of a graph that
+    // goes on.
     Result<std::vector<Captured>> captured_until(ggml_tensor* last) {
         int end = 0;
         while (ggml_graph_node(graph_, end) != last) ++end;
@@ -91,11 +97,13 @@ private:
     ggml_cgraph* graph_;
 };
 
-void expect_program(const Result<std::vector<Captured>>& got, const std::vector<moe::ProgramOp>& ops) {
+void expect_program(const Result<std::vector<Captured>>& got,
+                    const std::vector<moe::ProgramOp>& ops) {
     ASSERT_TRUE(got) << got.error().detail;
     ASSERT_EQ(got->size(), 1u);
     ASSERT_EQ(got->front().program.ops.size(), ops.size());
-    for (size_t i = 0; i < ops.size(); ++i) EXPECT_EQ(got->front().program.ops[i], ops[i]) << "operation " << i;
+    for (size_t i = 0; i < ops.size(); ++i)
+        EXPECT_EQ(got->front().program.ops[i], ops[i]) << "operation " << i;
 }
 
 void expect_local(const Result<std::vector<Captured>>& got, const std::string& word) {
@@ -109,14 +117,17 @@ TEST(Capture, Swiglu) {
     ggml_tensor* gate = g.gate();
     ggml_tensor* out = g.down(ggml_swiglu_split(g.c(), gate, g.up()));
     const auto got = g.captured(out);
-    expect_program(got, {product(SlabRole::kGate, 0), product(SlabRole::kUp, 0), glu(1, 2), product(SlabRole::kDown, 3)});
+    expect_program(got, {product(SlabRole::kGate, 0), product(SlabRole::kUp, 0), glu(1, 2),
+                         product(SlabRole::kDown, 3)});
     const Captured& bank = got->front();
     EXPECT_EQ(bank.layer, (LayerKey{0, 0}));
     EXPECT_EQ(bank.input, g.x);
     EXPECT_EQ(bank.ids, g.ids);
     EXPECT_EQ(bank.output, out);
-    EXPECT_EQ(bank.weights[engine::BankWeights::index(SlabRole::kGate, SlabPart::kWeight)], gate->src[0]);
-    EXPECT_EQ(bank.weights[engine::BankWeights::index(SlabRole::kGateUp, SlabPart::kWeight)], nullptr);
+    EXPECT_EQ(bank.weights[engine::BankWeights::index(SlabRole::kGate, SlabPart::kWeight)],
+              gate->src[0]);
+    EXPECT_EQ(bank.weights[engine::BankWeights::index(SlabRole::kGateUp, SlabPart::kWeight)],
+              nullptr);
 }
 
 TEST(Capture, FusedWithViews) {
@@ -133,12 +144,14 @@ TEST(Capture, FusedWithViews) {
     view_low.view_count = kHidden;
     moe::ProgramOp view_high = view_low;
     view_high.view_begin = kHidden;
-    expect_program(got, {product(SlabRole::kGateUp, 0), view_low, view_high, glu(2, 3), product(SlabRole::kDown, 4)});
+    expect_program(got, {product(SlabRole::kGateUp, 0), view_low, view_high, glu(2, 3),
+                         product(SlabRole::kDown, 4)});
 }
 
 TEST(Capture, BiasesScalesClampsAndOai) {
     Graph g;
-    ggml_tensor* gate = ggml_add_id(g.c(), g.gate(), g.bias("blk.0.ffn_gate_exps.bias", kHidden), g.ids);
+    ggml_tensor* gate =
+        ggml_add_id(g.c(), g.gate(), g.bias("blk.0.ffn_gate_exps.bias", kHidden), g.ids);
     ggml_tensor* up = ggml_clamp(g.c(), g.scaled(g.up(), "blk.0.ffn_up_exps.scale"), -7, 7);
     ggml_tensor* down = g.down(ggml_swiglu_oai(g.c(), gate, up, 1.702f, 7));
     ggml_tensor* out = ggml_add_id(g.c(), down, g.bias("blk.0.ffn_down_exps.bias", kIn), g.ids);
@@ -149,17 +162,18 @@ TEST(Capture, BiasesScalesClampsAndOai) {
     oai.f0 = 1.702f;
     oai.f1 = 7;
     expect_program(g.captured(out),
-                   {product(SlabRole::kGate, 0), op(OpKind::kAddBias, SlabRole::kGate, 1), product(SlabRole::kUp, 0),
-                    op(OpKind::kMulScale, SlabRole::kUp, 3), clamp, oai, product(SlabRole::kDown, 6),
-                    op(OpKind::kAddBias, SlabRole::kDown, 7)});
+                   {product(SlabRole::kGate, 0), op(OpKind::kAddBias, SlabRole::kGate, 1),
+                    product(SlabRole::kUp, 0), op(OpKind::kMulScale, SlabRole::kUp, 3), clamp, oai,
+                    product(SlabRole::kDown, 6), op(OpKind::kAddBias, SlabRole::kDown, 7)});
 }
 
 TEST(Capture, SquaredRelu) {
     Graph g;
-    expect_program(g.captured(g.down(ggml_sqr(g.c(), ggml_relu(g.c(), g.up())))),
-                   {product(SlabRole::kUp, 0),
-                    op(OpKind::kUnary, SlabRole::kGate, 1, 0, static_cast<uint8_t>(moe::UnaryKind::kRelu)),
-                    op(OpKind::kSqr, SlabRole::kGate, 2), product(SlabRole::kDown, 3)});
+    expect_program(
+        g.captured(g.down(ggml_sqr(g.c(), ggml_relu(g.c(), g.up())))),
+        {product(SlabRole::kUp, 0),
+         op(OpKind::kUnary, SlabRole::kGate, 1, 0, static_cast<uint8_t>(moe::UnaryKind::kRelu)),
+         op(OpKind::kSqr, SlabRole::kGate, 2), product(SlabRole::kDown, 3)});
 }
 
 TEST(Capture, TwoBanksOfOneSplit) {
@@ -181,7 +195,9 @@ TEST(Capture, PartialGraphsStayLocal) {
     }
     {
         Graph g;
-        expect_local(g.captured(g.down(ggml_new_tensor_3d(g.c(), GGML_TYPE_F32, kHidden, kUsed, kTokens))), "last product");
+        expect_local(
+            g.captured(g.down(ggml_new_tensor_3d(g.c(), GGML_TYPE_F32, kHidden, kUsed, kTokens))),
+            "last product");
     }
     {
         Graph g;
@@ -192,7 +208,8 @@ TEST(Capture, PartialGraphsStayLocal) {
         Graph g;
         ggml_tensor* two = ggml_new_tensor_3d(g.c(), GGML_TYPE_F32, kIn, 1, kTokens);
         ggml_tensor* up = g.product_of(Graph::blk(0, "up"), two, kHidden);
-        expect_local(g.captured(g.down(ggml_swiglu_split(g.c(), g.gate(), up))), "two different inputs");
+        expect_local(g.captured(g.down(ggml_swiglu_split(g.c(), g.gate(), up))),
+                     "two different inputs");
     }
 }
 
@@ -211,7 +228,8 @@ TEST(Capture, OtherOperationsAndNamesStayLocal) {
     }
     {
         Graph g;
-        ggml_tensor* h = ggml_add_id(g.c(), g.up(), g.bias("blk.1.ffn_up_exps.bias", kHidden), g.ids);
+        ggml_tensor* h =
+            ggml_add_id(g.c(), g.up(), g.bias("blk.1.ffn_up_exps.bias", kHidden), g.ids);
         expect_local(g.captured(g.down(h)), "another layer");
     }
 }
@@ -252,8 +270,10 @@ TEST(Capture, IntermediateValuesThatAreWantedElsewhereStayLocal) {
     Graph g;  // the result may be read by anybody
     ggml_tensor* out = g.down(ggml_swiglu_split(g.c(), g.gate(), g.up()));
     ggml_set_output(out);
-    ggml_build_forward_expand(g.get(), ggml_sum(g.c(), ggml_add(g.c(), out, ggml_view_3d(g.c(), out, kIn, kUsed, kTokens,
-                                                                                       out->nb[1], out->nb[2], 0))));
+    ggml_build_forward_expand(
+        g.get(), ggml_sum(g.c(), ggml_add(g.c(), out,
+                                          ggml_view_3d(g.c(), out, kIn, kUsed, kTokens, out->nb[1],
+                                                       out->nb[2], 0))));
     EXPECT_TRUE(g.captured_until(out));
 }
 
@@ -306,10 +326,11 @@ TEST(Names, OnlyTheExpertsOwn) {
     EXPECT_EQ(parse_weight_name("blk.3.ffn_down_chexps.weight")->layer, (LayerKey{3, 1}));
     EXPECT_EQ(parse_weight_name("blk.3.ffn_down_exps.bias")->part, SlabPart::kBias);
     EXPECT_EQ(parse_weight_name("blk.3.ffn_down_exps.scale")->part, SlabPart::kScale);
-    for (const char* other : {"", "blk.", "blk.1", "blk.1.", "blk.x.ffn_up_exps.weight", "blk.-1.ffn_up_exps.weight",
-                              "blk.99999999999.ffn_up_exps.weight", "blk.1.ffn_up_exps", "blk.1.ffn_up_exps.",
-                              "blk.1.ffn_up_exps.weight.lora_a", "blk.1.ffn_up_shexp.weight", "blk.1.ffn_up.weight",
-                              "blk.1.ffn_gate_inp.weight", "blk.1.ffn_up_exps.weigh", "a.blk.1.ffn_up_exps.weight"}) {
+    for (const char* other :
+         {"", "blk.", "blk.1", "blk.1.", "blk.x.ffn_up_exps.weight", "blk.-1.ffn_up_exps.weight",
+          "blk.99999999999.ffn_up_exps.weight", "blk.1.ffn_up_exps", "blk.1.ffn_up_exps.",
+          "blk.1.ffn_up_exps.weight.lora_a", "blk.1.ffn_up_shexp.weight", "blk.1.ffn_up.weight",
+          "blk.1.ffn_gate_inp.weight", "blk.1.ffn_up_exps.weigh", "a.blk.1.ffn_up_exps.weight"}) {
         EXPECT_FALSE(parse_weight_name(other)) << other;
     }
 }

@@ -22,12 +22,17 @@ struct DeviceContext {
 };
 DeviceContext g_device;  // ggml's registry is process-wide and wants static objects
 
-const char* kvasir_buft_get_name(ggml_backend_buffer_type_t) { return kName; }
+const char* kvasir_buft_get_name(ggml_backend_buffer_type_t) {
+    return kName;
+}
 
-ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+ggml_backend_dev_t cpu_device() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+}
 
 ggml_backend_buffer_t kvasir_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(cpu_device()), size);
+    ggml_backend_buffer_t buffer =
+        ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(cpu_device()), size);
     if (buffer != nullptr) buffer->buft = buft;
     return buffer;
 }
@@ -36,7 +41,9 @@ size_t kvasir_buft_get_alignment(ggml_backend_buffer_type_t) {
     return ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(cpu_device()));
 }
 
-bool kvasir_buft_is_host(ggml_backend_buffer_type_t) { return true; }
+bool kvasir_buft_is_host(ggml_backend_buffer_type_t) {
+    return true;
+}
 
 extern ggml_backend_device g_ggml_device;
 
@@ -56,7 +63,7 @@ ggml_backend_buffer_type g_buffer_type = {
 // ---- backend: one per llama_context -----------------------------------------------------------
 
 struct BackendContext {
-    ggml_backend_ptr cpu;                  // computes whole graphs that do not go to workers
+    ggml_backend_ptr cpu;  // computes whole graphs that do not go to workers
     ggml_threadpool* pool = nullptr;
     int threads = 0;
     int pool_threads = 0;
@@ -72,7 +79,9 @@ BackendContext& context_of(ggml_backend_t backend) {
     return *static_cast<BackendContext*>(backend->context);
 }
 
-const char* kvasir_get_name(ggml_backend_t) { return kName; }
+const char* kvasir_get_name(ggml_backend_t) {
+    return kName;
+}
 
 void kvasir_free(ggml_backend_t backend) {
     delete static_cast<BackendContext*>(backend->context);
@@ -85,7 +94,8 @@ uint64_t pair_count(ggml_cgraph* graph) {
         const ggml_tensor* node = ggml_graph_node(graph, i);
         if (node->op != GGML_OP_MUL_MAT_ID) continue;
         const auto name = parse_weight_name(node->src[0]->name);
-        if (name && name->role == moe::SlabRole::kDown) pairs += static_cast<uint64_t>(ggml_nelements(node->src[2]));
+        if (name && name->role == moe::SlabRole::kDown)
+            pairs += static_cast<uint64_t>(ggml_nelements(node->src[2]));
     }
     return pairs;
 }
@@ -102,12 +112,16 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
     const ggml_tensor* output = captured.output;
     const ggml_tensor* down = nullptr;
     for (const ggml_tensor* weights : captured.weights) {
-        if (weights != nullptr && weights->ne[2] > 1 && (down == nullptr || weights->ne[2] < down->ne[2])) down = weights;
+        if (weights != nullptr && weights->ne[2] > 1 &&
+            (down == nullptr || weights->ne[2] < down->ne[2]))
+            down = weights;
     }
     if (down == nullptr || input->type != GGML_TYPE_F32 || ids->type != GGML_TYPE_I32) return false;
     if (input->data == nullptr || ids->data == nullptr || output->data == nullptr) return false;
-    if (!ggml_is_contiguous(input) || output->nb[0] != sizeof(float) || input->ne[3] != 1) return false;
-    if (input->ne[2] != ids->ne[1] || output->ne[1] != ids->ne[0] || output->ne[2] != ids->ne[1]) return false;
+    if (!ggml_is_contiguous(input) || output->nb[0] != sizeof(float) || input->ne[3] != 1)
+        return false;
+    if (input->ne[2] != ids->ne[1] || output->ne[1] != ids->ne[0] || output->ne[2] != ids->ne[1])
+        return false;
     const int64_t used = ids->ne[0];
     const int64_t tokens = ids->ne[1];
     const int64_t rows_per_token = input->ne[1];
@@ -126,8 +140,8 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
             const auto* id = reinterpret_cast<const int32_t*>(static_cast<const char*>(ids->data) +
                                                               k * ids->nb[0] + t * ids->nb[1]);
             if (*id < 0 || *id >= down->ne[2]) return false;
-            auto* out = reinterpret_cast<float*>(static_cast<char*>(output->data) + k * output->nb[1] +
-                                                 t * output->nb[2]);
+            auto* out = reinterpret_cast<float*>(static_cast<char*>(output->data) +
+                                                 k * output->nb[1] + t * output->nb[2]);
             batch.pairs[n++] = {static_cast<uint32_t>(k % rows_per_token + t * rows_per_token),
                                 static_cast<uint32_t>(*id), out};
         }
@@ -140,7 +154,8 @@ ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
     if (!context.lane) return compute_locally(context, graph);
     auto banks = capture(graph);
     if (!banks || banks->size() != 1) {
-        // Several banks in one split: the first may be an input of the second, so the graph runs as it is.
+        // Several banks in one split: the first may be an input of the second, so the graph runs as
+        // it is.
         if (!banks) log(LogLevel::kDebug, "plugin", "computed locally: " + banks.error().detail);
         return compute_locally(context, graph);
     }
@@ -154,12 +169,15 @@ ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
     return GGML_STATUS_SUCCESS;
 }
 
-// Called for every split when a graph is planned, reservations included: programs are known before any work.
-void kvasir_graph_optimize(ggml_backend_t, ggml_cgraph* graph, ggml_backend_graph_optimize_params*) {
+// Called for every split when a graph is planned, reservations included: programs are known before
+// any work.
+void kvasir_graph_optimize(ggml_backend_t, ggml_cgraph* graph,
+                           ggml_backend_graph_optimize_params*) {
     if (g_device.backbone == nullptr) return;
     auto banks = capture(graph);
     if (!banks) return;
-    for (const Captured& captured : *banks) g_device.backbone->learn(captured.layer, captured.program);
+    for (const Captured& captured : *banks)
+        g_device.backbone->learn(captured.layer, captured.program);
 }
 
 void kvasir_set_n_threads(ggml_backend_t backend, int n_threads) {
@@ -200,17 +218,26 @@ constexpr ggml_backend_i kBackendInterface = {
 
 // ---- device ---------------------------------------------------------------------------------
 
-const char* kvasir_dev_get_name(ggml_backend_dev_t) { return kName; }
-const char* kvasir_dev_get_description(ggml_backend_dev_t) { return "expert workers of a Kvasir swarm"; }
-void kvasir_dev_get_memory(ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; }
-enum ggml_backend_dev_type kvasir_dev_get_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+const char* kvasir_dev_get_name(ggml_backend_dev_t) {
+    return kName;
+}
+const char* kvasir_dev_get_description(ggml_backend_dev_t) {
+    return "expert workers of a Kvasir swarm";
+}
+void kvasir_dev_get_memory(ggml_backend_dev_t, size_t* free, size_t* total) {
+    *free = *total = 0;
+}
+enum ggml_backend_dev_type kvasir_dev_get_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
 
 void kvasir_dev_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
     props->name = kvasir_dev_get_name(dev);
     props->description = kvasir_dev_get_description(dev);
     props->type = kvasir_dev_get_type(dev);
     kvasir_dev_get_memory(dev, &props->memory_free, &props->memory_total);
-    props->caps = {/* .async = */ false, /* .host_buffer = */ false, /* .buffer_from_host_ptr = */ true,
+    props->caps = {/* .async = */ false, /* .host_buffer = */ false,
+                   /* .buffer_from_host_ptr = */ true,
                    /* .events = */ false, /* .mmap_support = */ true};
 }
 
@@ -222,10 +249,14 @@ ggml_backend_t kvasir_dev_init_backend(ggml_backend_dev_t dev, const char*) {
     return new ggml_backend{kvasir_guid(), kBackendInterface, dev, context.release()};
 }
 
-ggml_backend_buffer_type_t kvasir_dev_get_buffer_type(ggml_backend_dev_t) { return &g_buffer_type; }
+ggml_backend_buffer_type_t kvasir_dev_get_buffer_type(ggml_backend_dev_t) {
+    return &g_buffer_type;
+}
 
-ggml_backend_buffer_t kvasir_dev_buffer_from_host_ptr(ggml_backend_dev_t, void* ptr, size_t size, size_t max_tensor_size) {
-    ggml_backend_buffer_t buffer = ggml_backend_dev_buffer_from_host_ptr(cpu_device(), ptr, size, max_tensor_size);
+ggml_backend_buffer_t kvasir_dev_buffer_from_host_ptr(ggml_backend_dev_t, void* ptr, size_t size,
+                                                      size_t max_tensor_size) {
+    ggml_backend_buffer_t buffer =
+        ggml_backend_dev_buffer_from_host_ptr(cpu_device(), ptr, size, max_tensor_size);
     if (buffer != nullptr) buffer->buft = &g_buffer_type;
     return buffer;
 }
@@ -262,9 +293,15 @@ ggml_backend_device g_ggml_device = {
 
 // ---- registry ---------------------------------------------------------------------------------
 
-const char* kvasir_reg_get_name(ggml_backend_reg_t) { return kName; }
-size_t kvasir_reg_get_device_count(ggml_backend_reg_t) { return 1; }
-ggml_backend_dev_t kvasir_reg_get_device(ggml_backend_reg_t, size_t) { return &g_ggml_device; }
+const char* kvasir_reg_get_name(ggml_backend_reg_t) {
+    return kName;
+}
+size_t kvasir_reg_get_device_count(ggml_backend_reg_t) {
+    return 1;
+}
+ggml_backend_dev_t kvasir_reg_get_device(ggml_backend_reg_t, size_t) {
+    return &g_ggml_device;
+}
 
 void* kvasir_reg_get_proc_address(ggml_backend_reg_t, const char* name) {
     if (std::string_view(name) == "ggml_backend_set_n_threads") {
@@ -275,7 +312,8 @@ void* kvasir_reg_get_proc_address(ggml_backend_reg_t, const char* name) {
 
 ggml_backend_reg g_registry = {
     /* .api_version = */ GGML_BACKEND_API_VERSION,
-    /* .iface       = */ {
+    /* .iface       = */
+    {
         /* .get_name         = */ kvasir_reg_get_name,
         /* .get_device_count = */ kvasir_reg_get_device_count,
         /* .get_device       = */ kvasir_reg_get_device,
@@ -292,6 +330,8 @@ ggml_backend_reg* make_registry(backbone::Backbone* backbone) noexcept {
     return &g_registry;
 }
 
-void register_device(backbone::Backbone* backbone) noexcept { ggml_backend_register(make_registry(backbone)); }
+void register_device(backbone::Backbone* backbone) noexcept {
+    ggml_backend_register(make_registry(backbone));
+}
 
 }  // namespace kvasir::plugin

@@ -1,9 +1,11 @@
 // The KVASIR ggml device: registered in-process by `kvasir`, or loaded as libggml-kvasir.so.
 //
-// llama.cpp asks ACCEL devices' buffer types first, so expert tensors land in ours (host memory, mapped in
-// place) and the expert FFN of each MoE layer comes to graph_compute as one split. Device and buffer type are named "KVASIR".
-// Thread: registration once, before models are loaded; ggml calls the rest. Owns: nothing; the backbone
-// must outlive every context made after registration.
+// llama.cpp asks ACCEL devices' buffer types first, so expert tensors land in ours (host memory,
+// mapped in place) and the expert FFN of each MoE layer comes to graph_compute as one split. Device
+// and buffer type are named "KVASIR".
+//
+// Thread: registration once, before models are loaded; ggml calls the rest. Owns: nothing; the
+// backbone must outlive every context made after registration.
 #pragma once
 
 #include "backbone/backbone.hpp"

@@ -26,7 +26,8 @@ protected:
     Buffer() : memory_(8192 + 64) {
         ggml_backend_dev_t dev = device();
         if (GetParam()) {
-            auto* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
+            auto* base = reinterpret_cast<uint8_t*>(
+                (reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
             buffer_.reset(ggml_backend_dev_buffer_from_host_ptr(dev, base, 8192, 8192));
         } else {
             buffer_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), 8192));
@@ -34,7 +35,8 @@ protected:
         const ggml_init_params params = {ggml_tensor_overhead() * 8, nullptr, true};
         context_.reset(ggml_init(params));
         tensor_ = ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, 64);
-        ggml_backend_tensor_alloc(buffer_.get(), tensor_, ggml_backend_buffer_get_base(buffer_.get()));
+        ggml_backend_tensor_alloc(buffer_.get(), tensor_,
+                                  ggml_backend_buffer_get_base(buffer_.get()));
     }
 
     std::vector<uint8_t> memory_;
@@ -105,7 +107,8 @@ TEST(Device, DescribesItself) {
     EXPECT_EQ(ggml_backend_reg_get_proc_address(make_registry(nullptr), "nothing"), nullptr);
 }
 
-// Without a backbone the expert FFN is computed here; the number of threads changes between prompt and answer.
+// Without a backbone the expert FFN is computed here; the number of threads changes between prompt
+// and answer.
 TEST(Device, ComputesAloneWithChangingThreads) {
     ggml_backend_ptr backend(ggml_backend_dev_init(device(), nullptr));
     ASSERT_TRUE(backend);
@@ -123,8 +126,8 @@ TEST(Device, ComputesAloneWithChangingThreads) {
     ggml_cgraph* graph = ggml_new_graph(context.get());
     ggml_build_forward_expand(graph, out);
     EXPECT_TRUE(ggml_backend_dev_supports_op(device(), out));
-    ggml_backend_buffer_ptr buffer(
-        ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_dev_buffer_type(device())));
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(
+        context.get(), ggml_backend_dev_buffer_type(device())));
     ASSERT_TRUE(buffer);
     std::vector<float> ones(32 * 32 * 4, 1.0f);
     ggml_backend_tensor_set(weights, ones.data(), 0, ggml_nbytes(weights));

@@ -1,7 +1,9 @@
 // The Kvasir frame: a 16-byte header in front of every message between nodes.
 //
 // One WebSocket binary message carries exactly one frame, except the first message of a connection,
-// which is the single role byte. Used by net users, worker, backbone, relay. docs/protocol.md has every byte.
+// which is the single role byte. Used by net users, worker, backbone, relay. docs/protocol.md has
+// every byte.
+//
 // Thread: values. Limits: kFrameBytesMax; a decoder never allocates from a length it read.
 #pragma once
 
@@ -40,9 +42,9 @@ enum class FrameType : uint8_t {
 struct FrameHeader {
     FrameType type = FrameType::kError;  // u8   @0
     uint8_t flags = 0;                   // u8   @1  zero in version 1
-    uint16_t peer = 0;                   // u16  @2  short handle behind a relay; 0 on a direct connection
-    uint32_t request_id = 0;             // u32  @4  chosen by the asker, echoed in the answer
-    uint64_t payload_bytes = 0;          // u64  @8  must equal message length - 16
+    uint16_t peer = 0;           // u16  @2  short handle behind a relay; 0 on a direct connection
+    uint32_t request_id = 0;     // u32  @4  chosen by the asker, echoed in the answer
+    uint64_t payload_bytes = 0;  // u64  @8  must equal message length - 16
 };
 
 struct FrameView {
@@ -51,7 +53,8 @@ struct FrameView {
 };
 
 void append_header(ByteWriter& out, const FrameHeader& header);
-// Errors: kProtocol (short message, unknown type, non-zero flags, length differs), kLimit (too long).
+// Errors: kProtocol (short message, unknown type, non-zero flags, length differs), kLimit (too
+// long).
 Result<FrameView> decode_frame(std::span<const uint8_t> message);
 
 }  // namespace kvasir::wire

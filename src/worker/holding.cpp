@@ -25,12 +25,16 @@ Result<std::unique_ptr<Holding>> Holding::open(const HoldingOptions& options) {
     auto model = moe::open_model(is_slice ? options.slice_path : options.model_path);
     if (!model) return tl::unexpected(model.error());
     if (is_slice && !model->is_slice) {
-        return fail(Errc::kUsage, options.slice_path + " is not a slice; for a whole model use --model and --experts");
+        return fail(
+            Errc::kUsage,
+            options.slice_path + " is not a slice; for a whole model use --model and --experts");
     }
     if (!is_slice && model->is_slice) {
-        return fail(Errc::kUsage, options.model_path + " is a slice: give it with --slice, without --experts");
+        return fail(Errc::kUsage,
+                    options.model_path + " is a slice: give it with --slice, without --experts");
     }
-    if (model->banks.empty()) return fail(Errc::kBadInput, model->shards.front().path + " has no experts");
+    if (model->banks.empty())
+        return fail(Errc::kBadInput, model->shards.front().path + " has no experts");
     auto mapping = moe::Mapping::make(*model);
     if (!mapping) return tl::unexpected(mapping.error());
     std::unique_ptr<Holding> holding(new Holding(std::move(*model), std::move(*mapping)));
@@ -38,7 +42,8 @@ Result<std::unique_ptr<Holding>> Holding::open(const HoldingOptions& options) {
         auto manifest = moe::slice_manifest(holding->model_);
         if (!manifest) return tl::unexpected(manifest.error());
         if (options.verify) {
-            if (auto report = moe::verify_slice(holding->model_); !report) return tl::unexpected(report.error());
+            if (auto report = moe::verify_slice(holding->model_); !report)
+                return tl::unexpected(report.error());
         }
         holding->index_segments(*manifest, segments_of(holding->model_));
         return holding;
@@ -55,11 +60,14 @@ void Holding::index_segments(const moe::Manifest& manifest, const std::vector<Se
     model_id_ = manifest.model_id;
     for (const Segment& segment : segments) {
         segments_.push_back({segment, manifest.segment_digest(segment)});
-        if (banks_.empty() || banks_.back().layer != segment.layer) banks_.push_back({segment.layer, {}});
+        if (banks_.empty() || banks_.back().layer != segment.layer)
+            banks_.push_back({segment.layer, {}});
         const moe::ExpertBank* bank = model_.find_bank(segment.layer);
         for (uint32_t id = segment.begin; id < segment.end; ++id) {
-            const auto found = std::lower_bound(bank->global_ids.begin(), bank->global_ids.end(), id);
-            banks_.back().file_index.push_back(static_cast<uint32_t>(found - bank->global_ids.begin()));
+            const auto found =
+                std::lower_bound(bank->global_ids.begin(), bank->global_ids.end(), id);
+            banks_.back().file_index.push_back(
+                static_cast<uint32_t>(found - bank->global_ids.begin()));
         }
     }
 }
@@ -72,7 +80,8 @@ uint64_t Holding::experts() const {
 
 uint64_t Holding::bytes() const {
     uint64_t bytes = 0;
-    for (const Bank& bank : banks_) bytes += bank.file_index.size() * model_.find_bank(bank.layer)->expert_bytes();
+    for (const Bank& bank : banks_)
+        bytes += bank.file_index.size() * model_.find_bank(bank.layer)->expert_bytes();
     return bytes;
 }
 

@@ -1,7 +1,8 @@
 // Holding: the experts a worker has, mapped: a slice, or some segments of a whole model.
 //
 // Used by Worker. A slice is checked against its own digests before anything is computed with it; a
-// whole model's digests come from its cached manifest. Thread: immutable after open(). Owns: model, mapping, digests.
+// whole model's digests come from its cached manifest. Thread: immutable after open(). Owns: model,
+// mapping, digests.
 #pragma once
 
 #include <memory>
@@ -17,11 +18,11 @@
 namespace kvasir::worker {
 
 struct HoldingOptions {
-    std::string slice_path;    // this, or
-    std::string model_path;    // a whole model and
-    std::string experts;       // the segments of it to hold ("0-3:0-15")
-    std::string cache_dir;     // of manifests
-    bool verify = true;        // hash the slice's slabs before use
+    std::string slice_path;  // this, or
+    std::string model_path;  // a whole model and
+    std::string experts;     // the segments of it to hold ("0-3:0-15")
+    std::string cache_dir;   // of manifests
+    bool verify = true;      // hash the slice's slabs before use
 };
 
 class Holding {
@@ -35,12 +36,13 @@ public:
     const std::vector<wire::HeldSegment>& segments() const { return segments_; }
     uint64_t experts() const;
     uint64_t bytes() const;
-    // The index within the file's bank of the worker's local expert (its position among the held ones);
-    // sorted by global id. Null when nothing of the bank is held.
+    // The index within the file's bank of the worker's local expert (its position among the held
+    // ones); sorted by global id. Null when nothing of the bank is held.
     const std::vector<uint32_t>* file_index(LayerKey layer) const;
 
 private:
-    Holding(moe::Model model, moe::Mapping mapping) : model_(std::move(model)), mapping_(std::move(mapping)) {}
+    Holding(moe::Model model, moe::Mapping mapping)
+        : model_(std::move(model)), mapping_(std::move(mapping)) {}
     void index_segments(const moe::Manifest& manifest, const std::vector<Segment>& segments);
 
     moe::Model model_;

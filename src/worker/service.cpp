@@ -23,7 +23,8 @@ uint32_t pairs_that_fit(const moe::Model& model) {
         }
         widest = std::max(widest, floats * sizeof(float));
     }
-    return static_cast<uint32_t>(std::clamp<uint64_t>(kScratchBytes / widest, kPairsMin, wire::kRowsMax));
+    return static_cast<uint32_t>(
+        std::clamp<uint64_t>(kScratchBytes / widest, kPairsMin, wire::kRowsMax));
 }
 
 Answer error_answer(const Error& error, uint32_t request_id) {
@@ -38,14 +39,19 @@ Answer error_answer(const Error& error, uint32_t request_id) {
 
 ExpertService::ExpertService(const Holding& holding, ggml_backend_device* device,
                              std::unique_ptr<engine::ExpertEngine> engine)
-    : holding_(holding), device_(device), engine_(std::move(engine)), pairs_max_(pairs_that_fit(holding.model())) {}
+    : holding_(holding),
+      device_(device),
+      engine_(std::move(engine)),
+      pairs_max_(pairs_that_fit(holding.model())) {}
 
 Answer ExpertService::handle(std::span<const uint8_t> message) {
     auto frame = wire::decode_frame(message);
     if (!frame) return error_answer(frame.error(), 0);
     switch (frame->header.type) {
-        case wire::FrameType::kProgram: return program(*frame);
-        case wire::FrameType::kCompute: return compute(*frame);
+        case wire::FrameType::kProgram:
+            return program(*frame);
+        case wire::FrameType::kCompute:
+            return compute(*frame);
         case wire::FrameType::kPing: {
             auto token = wire::decode_token(frame->payload);
             if (!token) return error_answer(token.error(), 0);
@@ -53,7 +59,8 @@ Answer ExpertService::handle(std::span<const uint8_t> message) {
             answer.head = wire::encode_pong(*token);
             return answer;
         }
-        case wire::FrameType::kPong: return {};
+        case wire::FrameType::kPong:
+            return {};
         case wire::FrameType::kGoodbye: {
             Answer answer;
             answer.close = true;
@@ -61,15 +68,21 @@ Answer ExpertService::handle(std::span<const uint8_t> message) {
         }
         case wire::FrameType::kError: {
             auto error = wire::decode_error(frame->payload);
-            log(LogLevel::kWarn, "worker", "backbone says: " + (error ? printable(error->detail) : "(malformed)"));
+            log(LogLevel::kWarn, "worker",
+                "backbone says: " + (error ? printable(error->detail) : "(malformed)"));
             Answer answer;
             answer.close = frame->header.request_id == 0;
-            if (error) answer.reason = {error->code, "the backbone says: " + printable(error->detail, 500)};
+            if (error)
+                answer.reason = {error->code,
+                                 "the backbone says: " + printable(error->detail, 500)};
             return answer;
         }
         default:
-            return error_answer({Errc::kProtocol, "frame type " + std::to_string(static_cast<int>(frame->header.type)) +
-                                                      " is not for a worker"}, 0);
+            return error_answer(
+                {Errc::kProtocol, "frame type " +
+                                      std::to_string(static_cast<int>(frame->header.type)) +
+                                      " is not for a worker"},
+                0);
     }
 }
 
@@ -89,13 +102,15 @@ Answer ExpertService::program(const wire::FrameView& frame) {
 }
 
 Status ExpertService::load(const wire::ProgramMessage& message) {
-    if (programs_.size() >= kProgramsMax) return fail(Errc::kLimit, "too many programs on one connection");
+    if (programs_.size() >= kProgramsMax)
+        return fail(Errc::kLimit, "too many programs on one connection");
     auto program = moe::decode_program(message.code);
     if (!program) return tl::unexpected(program.error());
     const moe::ExpertBank* bank = holding_.model().find_bank(message.layer);
     const auto* file_index = holding_.file_index(message.layer);
     if (bank == nullptr || file_index == nullptr) {
-        return fail(Errc::kNotHeld, "no expert of layer " + to_string(message.layer) + " is held here");
+        return fail(Errc::kNotHeld,
+                    "no expert of layer " + to_string(message.layer) + " is held here");
     }
     auto weights = engine::BankWeights::map(*bank, holding_.mapping(), device_);
     if (!weights) return tl::unexpected(weights.error());
@@ -120,7 +135,8 @@ Answer ExpertService::compute(const wire::FrameView& frame) {
     ++requests_done_;
     ByteWriter head;
     wire::begin_result(head, frame.header.request_id,
-                       static_cast<uint64_t>(std::chrono::nanoseconds(took).count()), view->pair_count, width);
+                       static_cast<uint64_t>(std::chrono::nanoseconds(took).count()),
+                       view->pair_count, width);
     Answer answer;
     answer.head = head.take();
     answer.body = {reinterpret_cast<const uint8_t*>(rows->data()), rows->size_bytes()};
@@ -130,10 +146,12 @@ Answer ExpertService::compute(const wire::FrameView& frame) {
 Result<std::span<const float>> ExpertService::run(const wire::ComputeView& view, uint32_t& width) {
     const auto found = programs_.find(view.program);
     if (found == programs_.end()) {
-        return fail(Errc::kNotHeld, "program " + std::to_string(view.program) + " is not loaded here");
+        return fail(Errc::kNotHeld,
+                    "program " + std::to_string(view.program) + " is not loaded here");
     }
     if (view.pair_count > pairs_max_ || view.row_count > pairs_max_) {
-        return fail(Errc::kLimit, std::to_string(view.pair_count) + " pairs or rows in one request, at most " +
+        return fail(Errc::kLimit, std::to_string(view.pair_count) +
+                                      " pairs or rows in one request, at most " +
                                       std::to_string(pairs_max_) + " are taken");
     }
     const Loaded& loaded = found->second;

@@ -1,8 +1,10 @@
-// ExpertService: the worker's side of the protocol as a function from message to answer. No sockets.
+// ExpertService: the worker's side of the protocol as a function from message to answer. No
+// sockets.
 //
-// Used by Worker and by tests and fuzzers. Everything a backbone can send comes in here; what is wrong gets an
-// ERROR for that request, what breaks the format ends the connection. Sizes are derived from the worker's own
-// bank, never from the message. Thread: one. Owns: engine and prepared banks. Limits: pairs_max() pairs a request.
+// Used by Worker and by tests and fuzzers. Everything a backbone can send comes in here; what is
+// wrong gets an ERROR for that request, what breaks the format ends the connection. Sizes are
+// derived from the worker's own bank, never from the message. Thread: one. Owns: engine and
+// prepared banks. Limits: pairs_max() pairs a request.
 #pragma once
 
 #include <map>
@@ -20,18 +22,19 @@ struct ggml_backend_device;
 
 namespace kvasir::worker {
 
-// What goes back: the concatenation of head and body; body points into the engine's memory (valid until the
-// next handle()).
+// What goes back: the concatenation of head and body; body points into the engine's memory (valid
+// until the next handle()).
 struct Answer {
-    std::vector<uint8_t> head;             // empty: nothing to say
+    std::vector<uint8_t> head;  // empty: nothing to say
     std::span<const uint8_t> body;
-    bool close = false;                    // after sending
+    bool close = false;                                                // after sending
     Error reason{Errc::kClosed, "the backbone ended the connection"};  // of a close
 };
 
 class ExpertService {
 public:
-    ExpertService(const Holding& holding, ggml_backend_device* device, std::unique_ptr<engine::ExpertEngine> engine);
+    ExpertService(const Holding& holding, ggml_backend_device* device,
+                  std::unique_ptr<engine::ExpertEngine> engine);
 
     // Most pairs a request may have, so that scratch memory stays within about 8 MiB.
     uint32_t pairs_max() const { return pairs_max_; }

@@ -1,4 +1,5 @@
-// Hostile and broken messages to a worker: each costs its sender an error or the connection, and nothing else.
+// Hostile and broken messages to a worker: each costs its sender an error or the connection, and
+// nothing else.
 #include "worker/service.hpp"
 
 #include <gtest/gtest.h>
@@ -53,10 +54,12 @@ protected:
         EXPECT_TRUE(std::equal(right.begin(), right.end(), want_.begin(), want_.end()));
     }
 
-    static std::vector<uint8_t> program(uint32_t id, LayerKey layer, const moe::Program& code = toy::swiglu()) {
+    static std::vector<uint8_t> program(uint32_t id, LayerKey layer,
+                                        const moe::Program& code = toy::swiglu()) {
         return wire::encode_program({id, layer, moe::encode(code)}, 5);
     }
-    static std::vector<uint8_t> compute(uint32_t id, uint32_t type, uint32_t row_count, std::vector<wire::Pair> pairs,
+    static std::vector<uint8_t> compute(uint32_t id, uint32_t type, uint32_t row_count,
+                                        std::vector<wire::Pair> pairs,
                                         std::span<const uint8_t> rows, uint32_t request = 9) {
         ByteWriter out;
         wire::begin_compute(out, request, id, type, row_count, pairs, rows.size());
@@ -68,9 +71,12 @@ protected:
         if (!frame || frame->header.type != FrameType::kProgramAck) return -1;
         return wire::decode_program_ack(frame->payload)->status;
     }
-    static std::vector<uint8_t> bytes(const Answer& answer) { return {answer.body.begin(), answer.body.end()}; }
+    static std::vector<uint8_t> bytes(const Answer& answer) {
+        return {answer.body.begin(), answer.body.end()};
+    }
 
-    // An answer is a whole frame of a type that a worker sends; only RESULT has a body, of the size it says.
+    // An answer is a whole frame of a type that a worker sends; only RESULT has a body, of the size
+    // it says.
     static void expect_well_formed(const Answer& answer) {
         if (answer.head.empty()) {
             EXPECT_TRUE(answer.body.empty());
@@ -128,12 +134,15 @@ TEST_F(Service, BadRequestsAreRefusedOneByOne) {
         {"type 2^31", compute(1, 1u << 31, 4, {{0, 0}}, rows), Errc::kProtocol},
         {"f32 bytes as Q8_K", compute(1, 15, 4, {{0, 0}}, rows), Errc::kProtocol},
         {"a byte short", compute(1, 0, 4, {{0, 0}}, rows.first(rows.size() - 1)), Errc::kProtocol},
-        {"a value short: width 255", compute(1, 0, 4, {{0, 0}}, rows.first(4 * 255 * 4)), Errc::kProtocol},
+        {"a value short: width 255", compute(1, 0, 4, {{0, 0}}, rows.first(4 * 255 * 4)),
+         Errc::kProtocol},
         {"row count - 1", compute(1, 0, 3, {{0, 0}}, rows), Errc::kProtocol},
         {"row count + 1", compute(1, 0, 5, {{0, 0}}, rows), Errc::kProtocol},
         {"no bytes of rows", compute(1, 0, 4, {{0, 0}}, {}), Errc::kProtocol},
-        {"one row more than the cap", compute(1, 0, cap + 1, {{0, 0}}, toy::as_bytes(many)), Errc::kLimit},
-        {"one pair more than the cap", compute(1, 0, 4, std::vector<wire::Pair>(cap + 1), rows), Errc::kLimit},
+        {"one row more than the cap", compute(1, 0, cap + 1, {{0, 0}}, toy::as_bytes(many)),
+         Errc::kLimit},
+        {"one pair more than the cap", compute(1, 0, 4, std::vector<wire::Pair>(cap + 1), rows),
+         Errc::kLimit},
     };
     for (const Case& c : cases) {
         const Answer answer = service_->handle(c.message);
@@ -143,22 +152,27 @@ TEST_F(Service, BadRequestsAreRefusedOneByOne) {
     }
     const Answer full = service_->handle(compute(1, 0, 4, std::vector<wire::Pair>(cap), rows));
     EXPECT_EQ(full.body.size(), size_t{cap} * 256 * 4);
-    const Answer rows_full = service_->handle(compute(1, 0, cap, {{cap - 1, 0}}, toy::as_bytes(many).first(size_t{cap} * 1024)));
+    const Answer rows_full = service_->handle(
+        compute(1, 0, cap, {{cap - 1, 0}}, toy::as_bytes(many).first(size_t{cap} * 1024)));
     EXPECT_EQ(rows_full.body.size(), size_t{1024});
 }
 
 TEST_F(Service, ProgramsForWhatIsNotHeldOrCannotBeRunAreAnsweredNo) {
     EXPECT_EQ(status(service_->handle(program(2, kLayer1))), errc_info(Errc::kNotHeld).wire_code);
     EXPECT_EQ(status(service_->handle(program(2, {0, 1}))), errc_info(Errc::kNotHeld).wire_code);
-    EXPECT_EQ(status(service_->handle(program(2, {0xffffffff, 0xffffffff}))), errc_info(Errc::kNotHeld).wire_code);
+    EXPECT_EQ(status(service_->handle(program(2, {0xffffffff, 0xffffffff}))),
+              errc_info(Errc::kNotHeld).wire_code);
     moe::Program input_bias = toy::swiglu();
-    input_bias.ops.push_back(toy::step(moe::OpKind::kMul, 4, 0));  // by the input: one row for all pairs
+    input_bias.ops.push_back(
+        toy::step(moe::OpKind::kMul, 4, 0));  // by the input: one row for all pairs
     EXPECT_GT(status(service_->handle(program(2, kLayer0, input_bias))), 0);
     moe::Program heavy{{toy::product(moe::SlabRole::kGate, 0)}};
-    while (heavy.ops.size() < moe::kProgramOpsMax) heavy.ops.push_back(toy::step(moe::OpKind::kSqr, 1));
+    while (heavy.ops.size() < moe::kProgramOpsMax)
+        heavy.ops.push_back(toy::step(moe::OpKind::kSqr, 1));
     const int code = status(service_->handle(program(2, kLayer0, heavy)));
     EXPECT_TRUE(code == 0 || code == errc_info(Errc::kLimit).wire_code);
-    EXPECT_EQ(status(service_->handle(wire::encode_program({2, kLayer0, {1, 2, 3}}, 1))), errc_info(Errc::kProtocol).wire_code);
+    EXPECT_EQ(status(service_->handle(wire::encode_program({2, kLayer0, {1, 2, 3}}, 1))),
+              errc_info(Errc::kProtocol).wire_code);
     expect_still_right("programs");
     service_->reset();
     EXPECT_EQ(error_of(service_->handle(good_)), Errc::kNotHeld);
@@ -169,7 +183,8 @@ TEST_F(Service, CutAndChangedMessages) {
     const auto small = compute(1, 0, 1, {{0, 1}}, toy::as_bytes(rows_).first(1024));
     for (const auto& message : {program(3, kLayer0), small, wire::encode_ping(3)}) {
         for (size_t size = 0; size < std::min<size_t>(message.size(), 200); ++size) {
-            const std::vector<uint8_t> cut(message.begin(), message.begin() + static_cast<long>(size));
+            const std::vector<uint8_t> cut(message.begin(),
+                                           message.begin() + static_cast<long>(size));
             const Answer answer = service_->handle(cut);
             expect_well_formed(answer);
             EXPECT_TRUE(answer.close) << size;
@@ -190,16 +205,19 @@ TEST_F(Service, CutAndChangedMessages) {
     expect_still_right("everything");
 }
 
-// A request that is replayed, whatever came between, gives the same bytes: nothing of other requests shows.
+// A request that is replayed, whatever came between, gives the same bytes: nothing of other
+// requests shows.
 TEST_F(Service, TenThousandRandomMessagesAndTheAnswerIsTheSame) {
     std::mt19937_64 random(11);
     uint64_t results = 0;
     for (int seed = 0; seed < 10000; ++seed) {
         const uint32_t row_count = static_cast<uint32_t>(random() % 5);
         std::vector<wire::Pair> pairs(random() % 4);
-        for (auto& pair : pairs) pair = {static_cast<uint32_t>(random() % 5), static_cast<uint32_t>(random() % 4)};
-        auto message = compute(1, random() % 8 ? 0 : static_cast<uint32_t>(random() % 45), row_count, pairs,
-                               toy::as_bytes(rows_).first(row_count * 1024), static_cast<uint32_t>(random()));
+        for (auto& pair : pairs)
+            pair = {static_cast<uint32_t>(random() % 5), static_cast<uint32_t>(random() % 4)};
+        auto message =
+            compute(1, random() % 8 ? 0 : static_cast<uint32_t>(random() % 45), row_count, pairs,
+                    toy::as_bytes(rows_).first(row_count * 1024), static_cast<uint32_t>(random()));
         if (random() % 4 == 0) message[random() % message.size()] = static_cast<uint8_t>(random());
         if (random() % 8 == 0) message.resize(random() % message.size());
         const Answer answer = service_->handle(message);
@@ -212,8 +230,9 @@ TEST_F(Service, TenThousandRandomMessagesAndTheAnswerIsTheSame) {
 }
 
 TEST_F(Service, FramesThatAreNotForAWorkerEndTheConnection) {
-    for (const auto& message : {wire::encode_hello({}), wire::encode_welcome({}), wire::encode_program_ack({}, 1),
-                                wire::encode_simple(FrameType::kDrain)}) {
+    for (const auto& message :
+         {wire::encode_hello({}), wire::encode_welcome({}), wire::encode_program_ack({}, 1),
+          wire::encode_simple(FrameType::kDrain)}) {
         const Answer answer = service_->handle(message);
         EXPECT_EQ(error_of(answer), Errc::kProtocol);
         EXPECT_TRUE(answer.close);

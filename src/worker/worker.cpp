@@ -17,8 +17,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kStableTime = 5s;      // a connection that lasted so long resets the pauses between attempts
-constexpr auto kWriteDeadline = 30s;  // a backbone that does not read its answers for so long is gone
+constexpr auto kStableTime =
+    5s;  // a connection that lasted so long resets the pauses between attempts
+constexpr auto kWriteDeadline =
+    30s;  // a backbone that does not read its answers for so long is gone
 
 std::string host_name() {
     char name[256] = {};
@@ -26,12 +28,15 @@ std::string host_name() {
 }
 
 int milliseconds_until(net::Deadline deadline) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - net::Clock::now()).count();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - net::Clock::now()).count();
     return static_cast<int>(std::clamp<int64_t>(left, 0, 60000));
 }
 
 // No later attempt can succeed: the two sides do not fit.
-bool is_final(Errc code) { return code == Errc::kVersion || code == Errc::kMismatch; }
+bool is_final(Errc code) {
+    return code == Errc::kVersion || code == Errc::kMismatch;
+}
 
 }  // namespace
 
@@ -46,8 +51,12 @@ Result<std::unique_ptr<Worker>> Worker::make(const Holding& holding, const Worke
     return std::unique_ptr<Worker>(new Worker(holding, options, *endpoint, std::move(service)));
 }
 
-Worker::Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint, ExpertService service)
-    : holding_(holding), options_(std::move(options)), endpoint_(std::move(endpoint)), service_(std::move(service)),
+Worker::Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint,
+               ExpertService service)
+    : holding_(holding),
+      options_(std::move(options)),
+      endpoint_(std::move(endpoint)),
+      service_(std::move(service)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     KVASIR_CHECK(wake_);
     std::random_device random;
@@ -83,14 +92,16 @@ Status Worker::run() {
             stream->close();
             if (served) return {};
             error = served.error();
-            // Accepted and dropped at once, again and again, must not become a busy loop for both sides.
+            // Accepted and dropped at once, again and again, must not become a busy loop for both
+            // sides.
             if (net::Clock::now() - joined >= kStableTime) wait = options_.pause_first;
         } else {
             error = stream.error();
         }
         if (is_final(error.code)) return tl::unexpected(error);
         const auto jittered = wait / 2 + wait * static_cast<int>(random() % 1000) / 1000;
-        log(LogLevel::kInfo, "worker", error.detail + "; next try in " + std::to_string(jittered.count()) + " ms");
+        log(LogLevel::kInfo, "worker",
+            error.detail + "; next try in " + std::to_string(jittered.count()) + " ms");
         if (!pause(jittered)) break;
         wait = std::min(wait * 2, options_.pause_max);
     }
@@ -104,14 +115,16 @@ Result<net::MessageStream> Worker::join() {
     const engine::Fingerprint print = engine::fingerprint();
     hello.node = node_;
     hello.name = options_.name.empty() ? host_name() : options_.name;
-    hello.build = {"kvasir " KVASIR_VERSION, print.engine, print.isa, print.compiler, print.kernels};
+    hello.build = {"kvasir " KVASIR_VERSION, print.engine, print.isa, print.compiler,
+                   print.kernels};
     hello.model_id = holding_.model_id();
     hello.threads = options_.threads;
     hello.rows_max = hello.pairs_max = service_.pairs_max();
     hello.segments = holding_.segments();
     const uint8_t role[] = {static_cast<uint8_t>(wire::Role::kWorker)};
     if (Status ok = stream->enqueue(role); !ok) return tl::unexpected(ok.error());
-    if (Status ok = stream->enqueue(wire::encode_hello(hello)); !ok) return tl::unexpected(ok.error());
+    if (Status ok = stream->enqueue(wire::encode_hello(hello)); !ok)
+        return tl::unexpected(ok.error());
     const auto deadline = net::Clock::now() + 10s;
     if (Status ok = stream->flush_until(deadline); !ok) return tl::unexpected(ok.error());
     auto message = stream->receive(deadline);
@@ -121,19 +134,24 @@ Result<net::MessageStream> Worker::join() {
     if (frame->header.type == wire::FrameType::kError) {
         auto error = wire::decode_error(frame->payload);
         if (!error) return tl::unexpected(error.error());
-        return fail(error->code, "the backbone refused this worker: " + printable(error->detail, 500));
+        return fail(error->code,
+                    "the backbone refused this worker: " + printable(error->detail, 500));
     }
-    if (frame->header.type != wire::FrameType::kWelcome) return fail(Errc::kProtocol, "expected WELCOME");
+    if (frame->header.type != wire::FrameType::kWelcome)
+        return fail(Errc::kProtocol, "expected WELCOME");
     auto welcome = wire::decode_welcome(frame->payload);
     if (!welcome) return tl::unexpected(welcome.error());
     if (welcome->major != wire::kProtocolMajor) {
-        return fail(Errc::kVersion, "the backbone speaks protocol " + std::to_string(welcome->major) + ", this worker " +
+        return fail(Errc::kVersion, "the backbone speaks protocol " +
+                                        std::to_string(welcome->major) + ", this worker " +
                                         std::to_string(wire::kProtocolMajor));
     }
-    ping_interval_ = std::clamp<std::chrono::milliseconds>(std::chrono::milliseconds(welcome->ping_interval_ms), 1s, 60s);
-    log(LogLevel::kInfo, "worker", "joined " + options_.connect + " with " + std::to_string(holding_.experts()) +
-                                       " experts; backbone: " + printable(welcome->build.engine) + ", " +
-                                       printable(welcome->build.isa));
+    ping_interval_ = std::clamp<std::chrono::milliseconds>(
+        std::chrono::milliseconds(welcome->ping_interval_ms), 1s, 60s);
+    log(LogLevel::kInfo, "worker",
+        "joined " + options_.connect + " with " + std::to_string(holding_.experts()) +
+            " experts; backbone: " + printable(welcome->build.engine) + ", " +
+            printable(welcome->build.isa));
     return stream;
 }
 
@@ -150,7 +168,8 @@ Status Worker::serve(net::MessageStream& stream) {
             draining = true;
             last_request = net::Clock::now();
             drain_end = last_request + options_.drain_max;
-            if (Status ok = stream.enqueue(wire::encode_simple(wire::FrameType::kDrain)); !ok) return ok;
+            if (Status ok = stream.enqueue(wire::encode_simple(wire::FrameType::kDrain)); !ok)
+                return ok;
         }
         auto message = stream.try_receive();
         if (!message) return tl::unexpected(message.error());
@@ -165,10 +184,13 @@ Status Worker::serve(net::MessageStream& stream) {
             (void)stream.flush_until(now + 1s);
             return {};
         }
-        if (now - stream.last_heard() > options_.silence_max) return fail(Errc::kTimeout, "nothing heard from the backbone");
+        if (now - stream.last_heard() > options_.silence_max)
+            return fail(Errc::kTimeout, "nothing heard from the backbone");
         if (now - std::max(last_ping, stream.last_heard()) >= ping_interval_) {
             last_ping = now;
-            if (Status ok = stream.enqueue(wire::encode_ping(static_cast<uint64_t>(now.time_since_epoch().count()))); !ok) {
+            if (Status ok = stream.enqueue(
+                    wire::encode_ping(static_cast<uint64_t>(now.time_since_epoch().count())));
+                !ok) {
                 return ok;
             }
         }

@@ -1,7 +1,10 @@
-// Worker: dials out to a backbone, answers, comes back after a broken connection, drains on request.
+// Worker: dials out to a backbone, answers, comes back after a broken connection, drains on
+// request.
 //
-// Used by `kvasir worker`. One thread reads, computes and writes: between two requests there is nothing to
-// overlap. Thread: run() on one thread; stop() from any thread or a signal handler. Owns: the connection.
+// Used by `kvasir worker`. One thread reads, computes and writes: between two requests there is
+// nothing to overlap. Thread: run() on one thread; stop() from any thread or a signal handler.
+// Owns: the connection.
+//
 // Limits: reconnects with exponential backoff and jitter, at most one attempt per pause.
 #pragma once
 
@@ -17,25 +20,26 @@
 namespace kvasir::worker {
 
 struct WorkerOptions {
-    std::string connect;             // ws://HOST:PORT
-    std::string name;                // shown to people; empty: the host's name
+    std::string connect;  // ws://HOST:PORT
+    std::string name;     // shown to people; empty: the host's name
     uint32_t threads = 1;
-    std::string device;              // ggml device; empty: CPU
+    std::string device;  // ggml device; empty: CPU
     std::chrono::milliseconds pause_first{100};
     std::chrono::milliseconds pause_max{15000};
-    std::chrono::milliseconds silence_max{60000};   // nothing heard: the backbone is gone
-    std::chrono::milliseconds drain_quiet{300};     // no request for this long ends a drain
+    std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone
+    std::chrono::milliseconds drain_quiet{300};    // no request for this long ends a drain
     std::chrono::milliseconds drain_max{5000};
 };
 
 class Worker {
 public:
     // Errors: kUsage (url, device), kEnvironment.
-    static Result<std::unique_ptr<Worker>> make(const Holding& holding, const WorkerOptions& options);
+    static Result<std::unique_ptr<Worker>> make(const Holding& holding,
+                                                const WorkerOptions& options);
     ~Worker();
 
-    // Serves until stop(). Returns ok after a clean drain. Errors that no retry can mend: kVersion, kMismatch
-    // (the backbone runs another model).
+    // Serves until stop(). Returns ok after a clean drain. Errors that no retry can mend: kVersion,
+    // kMismatch (the backbone runs another model).
     Status run();
     void stop() noexcept;  // async-signal-safe
     // Work done so far, challenges included. Thread: that of run(), or after it.
@@ -43,7 +47,8 @@ public:
     uint64_t requests_done() const { return service_.requests_done(); }
 
 private:
-    Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint, ExpertService service);
+    Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint,
+           ExpertService service);
     Result<net::MessageStream> join();
     Status serve(net::MessageStream& stream);
     Status answer(net::MessageStream& stream, std::span<const uint8_t> message);

@@ -47,11 +47,12 @@ public:
         net::Endpoint at;
         at.host = "127.0.0.1";
         at.port = port;
-        auto listener = net::Listener::make(at, [this](net::MessageStream stream, const std::string&) {
-            const std::lock_guard lock(mu_);
-            streams_.push_back(std::move(stream));
-            arrived_.notify_all();
-        });
+        auto listener =
+            net::Listener::make(at, [this](net::MessageStream stream, const std::string&) {
+                const std::lock_guard lock(mu_);
+                streams_.push_back(std::move(stream));
+                arrived_.notify_all();
+            });
         KVASIR_CHECK(listener.has_value());
         listener_ = std::move(*listener);
     }
@@ -77,7 +78,8 @@ public:
         auto message = stream.receive(net::Clock::now() + 5s);
         if (!message) return false;
         auto frame = wire::decode_frame(*message);
-        return frame && frame->header.type == FrameType::kHello && wire::decode_hello(frame->payload).has_value();
+        return frame && frame->header.type == FrameType::kHello &&
+               wire::decode_hello(frame->payload).has_value();
     }
 
 private:
@@ -160,7 +162,8 @@ TEST(Worker, ComesBackAfterTheHubRestarts) {
     EXPECT_EQ(receive_type(*second), FrameType::kResult);
 }
 
-// A hub that accepts and drops at once is not called in a loop: pauses grow although every join succeeds.
+// A hub that accepts and drops at once is not called in a loop: pauses grow although every join
+// succeeds.
 TEST(Worker, DroppedAtOnceAgainAndAgainBacksOff) {
     Hub hub;
     Running worker(hub.port());
@@ -190,7 +193,8 @@ TEST(Worker, ARefusalThatNoRetryMendsEndsIt) {
             const Status result = worker.join();
             ASSERT_FALSE(result);
             EXPECT_EQ(result.error().code, code);
-            EXPECT_NE(result.error().detail.find("model aaaa, not bbbb"), std::string::npos) << result.error().detail;
+            EXPECT_NE(result.error().detail.find("model aaaa, not bbbb"), std::string::npos)
+                << result.error().detail;
         }
     }
 }
@@ -233,7 +237,8 @@ TEST(Worker, DrainsOnStop) {
     int results = 0;
     bool drained = false;
     FrameType last{0};
-    for (FrameType type = receive_type(*stream); type != FrameType{0}; type = receive_type(*stream)) {
+    for (FrameType type = receive_type(*stream); type != FrameType{0};
+         type = receive_type(*stream)) {
         results += type == FrameType::kResult;
         drained |= type == FrameType::kDrain;
         last = type;

@@ -1,10 +1,10 @@
 // libggml-kvasir.so: what ggml looks up when it loads the module (GGML_BACKEND_PATH).
 //
 // Configuration by environment, because an unmodified llama.cpp program has no flags of ours:
-//   KVASIR_MODEL   the GGUF that the program runs (any part of a set); unset: no workers, everything is local
-//   KVASIR_LISTEN  HOST:PORT where workers may join (default 127.0.0.1:8377); empty: nobody may
-//   KVASIR_EXACT   strict (default) or any
-//   KVASIR_LOG     debug, info, warn (default), error, off: lines on stderr
+//   KVASIR_MODEL   the GGUF that the program runs (any part of a set); unset: no workers,
+//   everything is local KVASIR_LISTEN  HOST:PORT where workers may join (default 127.0.0.1:8377);
+//   empty: nobody may KVASIR_EXACT   strict (default) or any KVASIR_LOG     debug, info, warn
+//   (default), error, off: lines on stderr
 // The hub is ready before the model loads; workers are checked as soon as the graphs are known.
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +30,8 @@ void print_line(LogLevel level, std::string_view component, std::string_view lin
     constexpr std::string_view kNames[] = {"debug", "info", "warn", "error"};
     const std::string_view name = kNames[static_cast<size_t>(level)];
     std::fprintf(stderr, "kvasir %.*s: %.*s: %.*s\n", static_cast<int>(name.size()), name.data(),
-                 static_cast<int>(component.size()), component.data(), static_cast<int>(line.size()), line.data());
+                 static_cast<int>(component.size()), component.data(),
+                 static_cast<int>(line.size()), line.data());
 }
 
 void install_log() {
@@ -50,7 +51,8 @@ backbone::Backbone* start_backbone() {
     options.listen = environment("KVASIR_LISTEN", "127.0.0.1:8377");
     options.exact_strict = environment("KVASIR_EXACT", "strict") != "any";
     if (options.model_path.empty()) {
-        log(LogLevel::kWarn, "plugin", "KVASIR_MODEL is not set: no worker can join, experts are computed here");
+        log(LogLevel::kWarn, "plugin",
+            "KVASIR_MODEL is not set: no worker can join, experts are computed here");
         return nullptr;
     }
     auto backbone = backbone::Backbone::start(options);
@@ -59,7 +61,8 @@ backbone::Backbone* start_backbone() {
         return nullptr;
     }
     if ((*backbone)->port() != 0) {
-        log(LogLevel::kInfo, "plugin", "workers may join on port " + std::to_string((*backbone)->port()));
+        log(LogLevel::kInfo, "plugin",
+            "workers may join on port " + std::to_string((*backbone)->port()));
     }
     // Lives as long as the process: contexts may outlive every destructor that could run here.
     return backbone->release();
