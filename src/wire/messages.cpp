@@ -11,7 +11,7 @@ namespace kvasir::wire {
 namespace {
 
 constexpr uint64_t kComputeFixedBytes = 16;
-constexpr uint64_t kPairBytes = 8;
+constexpr uint64_t kPairBytes = 4;
 constexpr uint64_t kResultFixedBytes = 16;
 constexpr uint64_t kSegmentBytes = 16 + 32;
 
@@ -22,10 +22,12 @@ void store_u32(uint8_t* out, uint32_t value) {
     out[3] = static_cast<uint8_t>(value >> 24);
 }
 
-uint32_t load_u32(const uint8_t* in) {
-    return static_cast<uint32_t>(in[0]) | static_cast<uint32_t>(in[1]) << 8 |
-           static_cast<uint32_t>(in[2]) << 16 | static_cast<uint32_t>(in[3]) << 24;
+void store_u16(uint8_t* out, uint16_t value) {
+    out[0] = static_cast<uint8_t>(value);
+    out[1] = static_cast<uint8_t>(value >> 8);
 }
+
+uint16_t load_u16(const uint8_t* in) { return static_cast<uint16_t>(in[0] | in[1] << 8); }
 
 // Header in front of a payload that is already written.
 std::vector<uint8_t> finish(FrameType type, uint32_t request_id, const ByteWriter& payload) {
@@ -181,7 +183,7 @@ void read_segments(FieldReader& in, std::vector<HeldSegment>& out) {
 Pair ComputeView::pair(uint32_t index) const {
     KVASIR_DCHECK(index < pair_count);
     const uint8_t* at = pairs.data() + size_t{index} * kPairBytes;
-    return {load_u32(at), load_u32(at + 4)};
+    return {load_u16(at), load_u16(at + 2)};
 }
 
 std::vector<uint8_t> encode_hello(const Hello& message) {
@@ -275,8 +277,9 @@ void begin_compute(ByteWriter& out, uint32_t request_id, uint32_t program, uint3
     store_u32(at + 12, static_cast<uint32_t>(pairs.size()));
     at += kComputeFixedBytes;
     for (const Pair& pair : pairs) {
-        store_u32(at, pair.row);
-        store_u32(at + 4, pair.local);
+        KVASIR_DCHECK(pair.row < kPairsMax && pair.local < kPairsMax);
+        store_u16(at, static_cast<uint16_t>(pair.row));
+        store_u16(at + 2, static_cast<uint16_t>(pair.local));
         at += kPairBytes;
     }
 }

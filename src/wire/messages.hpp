@@ -74,21 +74,21 @@ struct ProgramAck {
     std::string detail;
 };
 
-struct Pair {
+struct Pair {                            // two u16 on the wire
     uint32_t row = 0;                    // index into the request's rows
     uint32_t local = 0;                  // the worker's local expert id in that bank
     bool operator==(const Pair&) const = default;
 };
 
 // Zero-copy view of a COMPUTE payload.
-//   u32 program, u32 row_type, u32 row_count, u32 pair_count, pair_count x {u32 row, u32 local}, rows
+//   u32 program, u32 row_type, u32 row_count, u32 pair_count, pair_count x {u16 row, u16 local}, rows
 // row_type is a ggml type number: 0 (f32) or the vec_dot type of the first products (15: Q8_K).
 struct ComputeView {
     uint32_t program = 0;
     uint32_t row_type = 0;
     uint32_t row_count = 0;
     uint32_t pair_count = 0;
-    std::span<const uint8_t> pairs;      // pair_count * 8 bytes; pair(i) decodes one
+    std::span<const uint8_t> pairs;      // pair_count * 4 bytes; pair(i) decodes one
     std::span<const uint8_t> rows;       // the rest; the worker checks it against row_count and its own width
     Pair pair(uint32_t index) const;
 };
