@@ -35,6 +35,15 @@ constexpr int64_t kIn = 256;
 constexpr int64_t kHidden = 512;
 constexpr int64_t kExperts = 6;
 
+// Types whose kernel changes with the number of rows of an expert.
+bool is_grid(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_IQ2_XXS: case GGML_TYPE_IQ2_XS: case GGML_TYPE_IQ2_S: case GGML_TYPE_IQ3_XXS:
+        case GGML_TYPE_IQ3_S: case GGML_TYPE_IQ1_S: case GGML_TYPE_IQ1_M: case GGML_TYPE_IQ4_XS: return true;
+        default: return false;
+    }
+}
+
 // Experts with random weights of one type, in tensors of our own.
 class Stack {
 public:
@@ -73,7 +82,7 @@ private:
     // Some rows are quantised (which is slow for grid types) and laid out in another order for every expert.
     void fill(ggml_tensor* tensor) {
         const int64_t width = tensor->ne[0];
-        const int64_t different = std::min<int64_t>(37, ggml_nrows(tensor));
+        const int64_t different = std::min<int64_t>(is_grid(tensor->type) ? 5 : 37, ggml_nrows(tensor));
         const float size = ggml_n_dims(tensor) == 3 ? 0.05f : 1.0f;
         const auto values = random_floats(static_cast<size_t>(width * different), ++seed_, size);
         const size_t row_size = ggml_row_size(tensor->type, width);
@@ -85,7 +94,7 @@ private:
             ggml_quantize_chunk(tensor->type, values.data(), rows.data(), 0, different, width, importance.data());
         }
         for (int64_t r = 0; r < ggml_nrows(tensor); ++r) {
-            const auto from = static_cast<size_t>((r * 5 + r / 37) % different);
+            const auto from = static_cast<size_t>((r * 7 + r / different) % different);
             ggml_backend_tensor_set(tensor, rows.data() + from * row_size, static_cast<size_t>(r) * row_size, row_size);
         }
     }
@@ -110,6 +119,14 @@ private:
     BankWeights::Tensors tensors_ = {};
     moe::ExpertBank meta_;
 };
+
+// One for each type: quantising is most of the cost of a test.
+const Stack& stack_of(ggml_type type) {
+    static std::map<ggml_type, std::unique_ptr<Stack>> made;
+    auto& stack = made[type];
+    if (!stack) stack = std::make_unique<Stack>(type);
+    return *stack;
+}
 
 // Runs one graph on the CPU backend and returns the result.
 class Reference {
@@ -200,14 +217,6 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && !a.empty() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-bool is_grid(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_IQ2_XXS: case GGML_TYPE_IQ2_XS: case GGML_TYPE_IQ2_S: case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S: case GGML_TYPE_IQ1_S: case GGML_TYPE_IQ1_M: case GGML_TYPE_IQ4_XS: return true;
-        default: return false;
-    }
-}
-
 class EveryType : public ::testing::TestWithParam<std::tuple<int, uint32_t>> {
 protected:
     ggml_type type() const { return static_cast<ggml_type>(std::get<0>(GetParam())); }
@@ -215,7 +224,7 @@ protected:
 };
 
 TEST_P(EveryType, OneRowGivesTheBitsOfLlama) {
-    const Stack stack(type());
+    const Stack& stack = stack_of(type());
     auto engine = make_engine(threads());
     const auto bank = stack.prepare(*engine);
     ASSERT_TRUE(bank);
@@ -229,7 +238,7 @@ TEST_P(EveryType, OneRowGivesTheBitsOfLlama) {
 }
 
 TEST_P(EveryType, ManyRowsGiveTheBitsOfLlama) {
-    const Stack stack(type());
+    const Stack& stack = stack_of(type());
     auto engine = make_engine(threads());
     const auto bank = stack.prepare(*engine);
     ASSERT_TRUE(bank);
@@ -245,7 +254,7 @@ TEST_P(EveryType, ManyRowsGiveTheBitsOfLlama) {
 // Pairs in another order, some of the rows only, one pair at a time, an expert's rows split over calls: the same
 // bits but for grid types, whose rows of an expert must stay together.
 TEST_P(EveryType, GroupingDoesNotChangeBits) {
-    const Stack stack(type());
+    const Stack& stack = stack_of(type());
     auto engine = make_engine(threads());
     const auto bank = stack.prepare(*engine);
     ASSERT_TRUE(bank);
@@ -284,7 +293,7 @@ TEST_P(EveryType, GroupingDoesNotChangeBits) {
 }
 
 TEST_P(EveryType, Q8KRowsAreExactlyAsGoodWhereTheyAreTaken) {
-    const Stack stack(type());
+    const Stack& stack = stack_of(type());
     auto engine = make_engine(threads());
     const auto bank = stack.prepare(*engine);
     ASSERT_TRUE(bank);
@@ -339,7 +348,7 @@ INSTANTIATE_TEST_SUITE_P(TwoThreads, EveryType,
 // From how many rows on a grid type's kernel changes, as ggml documents it (GGML_IQP_MIN_BATCH): the reason for
 // keeping all rows of an expert in one call. Below it, any grouping gives the same bits.
 TEST(GridTypes, FewRowsOfAnExpertAreTheSameInAnyGrouping) {
-    const Stack stack(GGML_TYPE_IQ3_S);
+    const Stack& stack = stack_of(GGML_TYPE_IQ3_S);
     auto engine = make_engine();
     const auto bank = stack.prepare(*engine);
     const auto rows = random_floats(32 * kIn, 4);
@@ -362,7 +371,7 @@ TEST(GridTypes, FewRowsOfAnExpertAreTheSameInAnyGrouping) {
 // ---- other chains than SwiGLU ------------------------------------------------------------------
 
 TEST(Chains, BiasesScalesClampsAndOaiGiveTheBitsOfLlama) {
-    const Stack stack(GGML_TYPE_Q4_K);
+    const Stack& stack = stack_of(GGML_TYPE_Q4_K);
     moe::ProgramOp clamp = step(OpKind::kClamp, 1);
     clamp.f0 = -0.5f;
     clamp.f1 = 0.75f;
@@ -403,7 +412,7 @@ TEST(Chains, BiasesScalesClampsAndOaiGiveTheBitsOfLlama) {
 }
 
 TEST(Chains, SquaredReluWithoutGateGivesTheBitsOfLlama) {
-    const Stack stack(GGML_TYPE_Q8_0);
+    const Stack& stack = stack_of(GGML_TYPE_Q8_0);
     const Program program{{product(SlabRole::kUp, 0),
                            step(OpKind::kUnary, 1, 0, static_cast<uint8_t>(moe::UnaryKind::kRelu)),
                            step(OpKind::kSqr, 2), product(SlabRole::kDown, 3)}};
@@ -424,7 +433,7 @@ TEST(Chains, SquaredReluWithoutGateGivesTheBitsOfLlama) {
 // Every kind of operation, on views and whole registers, with one row for all pairs and with many: whatever
 // validate() lets through must run, since ggml aborts on shapes that do not fit.
 TEST(Chains, WhatIsValidRuns) {
-    const Stack stack(GGML_TYPE_F32);
+    const Stack& stack = stack_of(GGML_TYPE_F32);
     auto engine = make_engine();
     const auto rows = random_floats(3 * kHidden, 51);
     std::mt19937_64 random(52);
@@ -465,7 +474,7 @@ TEST(Chains, WhatIsValidRuns) {
 // ---- nonsense -----------------------------------------------------------------------------------
 
 TEST(BadCalls, AreTypedErrorsAndTheNextCallIsRight) {
-    const Stack stack(GGML_TYPE_Q4_K);
+    const Stack& stack = stack_of(GGML_TYPE_Q4_K);
     auto engine = make_engine();
     const auto bank = stack.prepare(*engine);
     const auto rows = random_floats(4 * kIn, 61);
@@ -515,7 +524,7 @@ TEST(BadCalls, AreTypedErrorsAndTheNextCallIsRight) {
 
 TEST(BadCalls, BanksThatTheDeviceCannotRunAreRefused) {
     auto engine = make_engine();
-    const Stack stack(GGML_TYPE_F32);
+    const Stack& stack = stack_of(GGML_TYPE_F32);
     auto meta = stack.meta();
     for (auto& slab : meta.tensors) {
         if (slab.part == SlabPart::kBias) slab.type = GGML_TYPE_F16;
@@ -527,7 +536,7 @@ TEST(BadCalls, BanksThatTheDeviceCannotRunAreRefused) {
 
 // More graphs than are kept, growing and shrinking: no answer depends on what came before.
 TEST(Scratch, ManyDifferentCallsInAnyOrderGiveTheSameBits) {
-    const Stack stack(GGML_TYPE_Q4_0);
+    const Stack& stack = stack_of(GGML_TYPE_Q4_0);
     auto engine = make_engine();
     const auto first = stack.prepare(*engine);
     const auto second = stack.prepare(*engine);
@@ -550,7 +559,7 @@ TEST(Scratch, ManyDifferentCallsInAnyOrderGiveTheSameBits) {
 TEST(Mapped, TheLastByteIsTheLastOneRead) {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     for (int number : kTypes) {
-        const Stack stack(static_cast<ggml_type>(number));
+        const Stack& stack = stack_of(static_cast<ggml_type>(number));
         auto engine = make_engine();
         const auto plain = stack.prepare(*engine);
         ASSERT_TRUE(plain);
@@ -588,8 +597,9 @@ TEST(Mapped, TheLastByteIsTheLastOneRead) {
 // A file whose tensors lie at odd multiples of 32 bytes gives the bits of one that is aligned to pages.
 TEST(Mapped, SlabsAtOddMultiplesOf32AreFine) {
     const Folder folder;
-    for (uint32_t type : {2u, 12u, 8u, 1u, 20u}) {
+    for (uint32_t type : {12u, 20u}) {
         auto spec = toy_spec(3, type);
+        spec.layers = 1;
         const Toy odd(write_toy(folder, "odd.gguf", spec));
         spec.alignment = 4096;
         const Toy even(write_toy(folder, "even.gguf", spec));
