@@ -3,8 +3,8 @@
 // Each struct has encode_*() -> whole message (header included) and decode_*(payload). Decoders
 // check every count against the bytes that are there before anything is built from it, and require
 // that nothing is left over. Fixed fields are little-endian in the order written here; text is u16
-// length + bytes (UTF-8 not required, never trusted). docs/protocol.md shows the layout; golden bytes in messages_test.cpp.
-// Thread: values. Limits: the constants below.
+// length + bytes (UTF-8 not required, never trusted). docs/protocol.md shows the layout; golden
+// bytes in messages_test.cpp. Thread: values. Limits: the constants below.
 #pragma once
 
 #include <array>
@@ -20,10 +20,10 @@
 namespace kvasir::wire {
 
 constexpr uint32_t kTextBytesMax = 1024;
-constexpr uint32_t kSegmentsMax = 4096;        // in one hello
+constexpr uint32_t kSegmentsMax = 4096;  // in one hello
 constexpr uint32_t kProgramBytesMax = 4096;
-constexpr uint32_t kRowsMax = 8192;            // in one compute request
-constexpr uint32_t kPairsMax = 65536;          // in one compute request
+constexpr uint32_t kRowsMax = 8192;    // in one compute request
+constexpr uint32_t kPairsMax = 65536;  // in one compute request
 
 using NodeId = std::array<uint8_t, 16>;  // random, made once per worker process
 
@@ -37,69 +37,73 @@ struct BuildFingerprint {
 };
 
 struct HeldSegment {
-    Segment segment;       // u32 layer, u32 bank, u32 begin, u32 end: global expert ids
-    Sha256 digest = {};    // moe::Manifest::segment_digest
+    Segment segment;     // u32 layer, u32 bank, u32 begin, u32 end: global expert ids
+    Sha256 digest = {};  // moe::Manifest::segment_digest
 };
 
 struct Hello {
     uint16_t major = kProtocolMajor;
     uint16_t minor = kProtocolMinor;
     NodeId node = {};
-    std::string name;                    // for people
+    std::string name;  // for people
     BuildFingerprint build;
     Sha256 model_id = {};
     uint32_t threads = 1;
-    uint32_t rows_max = kRowsMax;        // most rows it takes in one request
+    uint32_t rows_max = kRowsMax;  // most rows it takes in one request
     uint32_t pairs_max = kPairsMax;
-    std::vector<HeldSegment> segments;   // ordered; local id = position of the expert within its bank
+    std::vector<HeldSegment>
+        segments;  // ordered; local id = position of the expert within its bank
 };
 
 struct Welcome {
     uint16_t major = kProtocolMajor;
     uint16_t minor = kProtocolMinor;
-    uint64_t generation = 0;             // of this node's connections, grows
+    uint64_t generation = 0;  // of this node's connections, grows
     uint32_t ping_interval_ms = 20000;
     BuildFingerprint build;
 };
 
 struct ProgramMessage {
-    uint32_t program = 0;                // id, unique per backbone
-    LayerKey layer;                      // u32, u32
-    std::vector<uint8_t> code;           // moe::encode(Program)
+    uint32_t program = 0;       // id, unique per backbone
+    LayerKey layer;             // u32, u32
+    std::vector<uint8_t> code;  // moe::encode(Program)
 };
 
 struct ProgramAck {
     uint32_t program = 0;
-    uint16_t status = 0;                 // 0, or the wire code of an Errc
+    uint16_t status = 0;  // 0, or the wire code of an Errc
     std::string detail;
 };
 
-struct Pair {                            // two u16 on the wire
-    uint32_t row = 0;                    // index into the request's rows
-    uint32_t local = 0;                  // the worker's local expert id in that bank
+struct Pair {            // two u16 on the wire
+    uint32_t row = 0;    // index into the request's rows
+    uint32_t local = 0;  // the worker's local expert id in that bank
     bool operator==(const Pair&) const = default;
 };
 
 // Zero-copy view of a COMPUTE payload.
-//   u32 program, u32 row_type, u32 row_count, u32 pair_count, pair_count x {u16 row, u16 local}, rows
+//   u32 program, u32 row_type, u32 row_count, u32 pair_count, pair_count x {u16 row, u16 local},
+//   rows
 // row_type is a ggml type number: 0 (f32) or the vec_dot type of the first products (15: Q8_K).
 struct ComputeView {
     uint32_t program = 0;
     uint32_t row_type = 0;
     uint32_t row_count = 0;
     uint32_t pair_count = 0;
-    std::span<const uint8_t> pairs;      // pair_count * 4 bytes; pair(i) decodes one
-    std::span<const uint8_t> rows;       // the rest; the worker checks it against row_count and its own width
+    std::span<const uint8_t> pairs;  // pair_count * 4 bytes; pair(i) decodes one
+    std::span<const uint8_t>
+        rows;  // the rest; the worker checks it against row_count and its own width
     Pair pair(uint32_t index) const;
 };
 
 // Zero-copy view of a RESULT payload.
-//   u64 compute_ns, u32 pair_count, u32 width, pair_count * width f32 (order of the request's pairs)
+//   u64 compute_ns, u32 pair_count, u32 width, pair_count * width f32 (order of the request's
+//   pairs)
 struct ResultView {
-    uint64_t compute_ns = 0;             // wall time the worker spent computing
+    uint64_t compute_ns = 0;  // wall time the worker spent computing
     uint32_t pair_count = 0;
     uint32_t width = 0;
-    std::span<const uint8_t> rows;       // exactly pair_count * width * 4 bytes
+    std::span<const uint8_t> rows;  // exactly pair_count * width * 4 bytes
 };
 
 struct ErrorMessage {
