@@ -97,7 +97,7 @@ TEST(Health, DeadlineFollowsMeasurementWithinItsBounds) {
     Health health;
     EXPECT_EQ(health.deadline(8), 400ms) << "nothing measured yet";
     for (int i = 0; i < 100; ++i) health.on_answer(8, 1ms, 900us);
-    EXPECT_EQ(health.deadline(8), 60ms);
+    EXPECT_EQ(health.deadline(8), 150ms);
     for (int i = 0; i < 100; ++i) health.on_answer(8, 30ms, 24ms);
     EXPECT_GT(health.deadline(8), 150ms);
     EXPECT_LE(health.deadline(8), 400ms);

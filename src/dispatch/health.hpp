@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 struct HealthOptions {
     milliseconds stall_max{400};    // longest wait for a small request
-    milliseconds deadline_min{60};  // shortest: below this the scheduler's noise decides
+    milliseconds deadline_min{150};  // shortest: below this the scheduler's noise decides
     milliseconds pause_first{200};  // after the first failure; doubles with each
     milliseconds pause_max{10000};
     uint32_t small_pairs = 64;  // requests of at most this many pairs obey stall_max

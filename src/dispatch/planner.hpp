@@ -1,9 +1,9 @@
 // The planner: which holder computes which expert of one layer of one batch. Pure.
 //
 // Used by the backbone's lanes. Experts are assigned whole (all rows of an expert go to one
-// holder); each goes where it is finished soonest by measured costs, so few workers are touched
-// when pairs are few and load is even when they are many. What nobody usable holds stays with the
-// backbone.
+// holder); each goes where it is finished soonest by measured costs. A worker not asked so far must
+// gain more than its request costs, so few workers are touched when pairs are few and load is even
+// when they are many. What nobody usable holds stays with the backbone.
 //
 // Thread: reentrant. Limits: none; O(groups * holders).
 #pragma once

@@ -31,9 +31,10 @@ bool same_tensors(const moe::ExpertBank& bank, const moe::Mapping& mapping,
             return false;
         const auto* data = static_cast<const uint8_t*>(tensor->data);
         if (data == bytes.data()) continue;
-        const size_t length = std::min(kSampleBytes, bytes.size());
-        for (size_t s = 0; s < kSamples; ++s) {
-            const size_t offset = (bytes.size() - length) / (kSamples - 1) * s;
+        const size_t length = std::min<size_t>(kSampleBytes, slab->slab_bytes);
+        const size_t places = slab->slab_bytes - length + 1;
+        for (uint32_t expert = 0; expert < bank.experts; ++expert) {
+            const size_t offset = expert * slab->slab_bytes + expert * size_t{7919} % places;
             if (std::memcmp(data + offset, bytes.data() + offset, length) != 0) return false;
         }
     }
