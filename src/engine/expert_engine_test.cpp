@@ -38,9 +38,17 @@ constexpr int64_t kExperts = 6;
 // Types whose kernel changes with the number of rows of an expert.
 bool is_grid(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_IQ2_XXS: case GGML_TYPE_IQ2_XS: case GGML_TYPE_IQ2_S: case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S: case GGML_TYPE_IQ1_S: case GGML_TYPE_IQ1_M: case GGML_TYPE_IQ4_XS: return true;
-        default: return false;
+        case GGML_TYPE_IQ2_XXS:
+        case GGML_TYPE_IQ2_XS:
+        case GGML_TYPE_IQ2_S:
+        case GGML_TYPE_IQ3_XXS:
+        case GGML_TYPE_IQ3_S:
+        case GGML_TYPE_IQ1_S:
+        case GGML_TYPE_IQ1_M:
+        case GGML_TYPE_IQ4_XS:
+            return true;
+        default:
+            return false;
     }
 }
 
@@ -50,16 +58,20 @@ public:
     explicit Stack(ggml_type type) : type_(type) {
         const ggml_init_params params = {ggml_tensor_overhead() * 8, nullptr, true};
         context_.reset(ggml_init(params));
-        for (const auto& [role, n_in, n_out] : {std::tuple(SlabRole::kGate, kIn, kHidden),
-                                                std::tuple(SlabRole::kUp, kIn, kHidden),
-                                                std::tuple(SlabRole::kDown, kHidden, kIn)}) {
-            note(role, SlabPart::kWeight, ggml_new_tensor_3d(context_.get(), type_, n_in, n_out, kExperts), n_in, n_out);
+        for (const auto& [role, n_in, n_out] :
+             {std::tuple(SlabRole::kGate, kIn, kHidden), std::tuple(SlabRole::kUp, kIn, kHidden),
+              std::tuple(SlabRole::kDown, kHidden, kIn)}) {
+            note(role, SlabPart::kWeight,
+                 ggml_new_tensor_3d(context_.get(), type_, n_in, n_out, kExperts), n_in, n_out);
         }
-        note(SlabRole::kGate, SlabPart::kBias, ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kHidden, kExperts), 0,
-             kHidden);
-        note(SlabRole::kDown, SlabPart::kBias, ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kIn, kExperts), 0, kIn);
-        note(SlabRole::kDown, SlabPart::kScale, ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, kExperts), 0, 1);
-        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), ggml_backend_dev_buffer_type(cpu())));
+        note(SlabRole::kGate, SlabPart::kBias,
+             ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kHidden, kExperts), 0, kHidden);
+        note(SlabRole::kDown, SlabPart::kBias,
+             ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, kIn, kExperts), 0, kIn);
+        note(SlabRole::kDown, SlabPart::kScale,
+             ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, kExperts), 0, 1);
+        buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(
+            context_.get(), ggml_backend_dev_buffer_type(cpu())));
         for (ggml_tensor* tensor : tensors_) {
             if (tensor != nullptr) fill(tensor);
         }
@@ -72,30 +84,50 @@ public:
         return tensors_[BankWeights::index(role, part)];
     }
     BankWeights weights() const { return BankWeights::borrow(tensors_); }
-    std::shared_ptr<const Bank> prepare(ExpertEngine& engine, const Program& program = swiglu()) const {
+    std::shared_ptr<const Bank> prepare(ExpertEngine& engine,
+                                        const Program& program = swiglu()) const {
         auto bank = engine.prepare(meta_, weights(), program);
         EXPECT_TRUE(bank) << (bank ? "" : bank.error().detail);
         return bank ? *bank : nullptr;
     }
 
 private:
-    // Some rows are quantised (which is slow for grid types) and laid out in another order for every expert.
+    // Every index into a grid means something, so any bytes will do but for the scale; ggml's
+    // quantisers for these types spend seconds on tables.
+    void random_blocks(ggml_type type, std::vector<uint8_t>& rows) {
+        std::mt19937_64 random(++seed_);
+        for (uint8_t& byte : rows) byte = static_cast<uint8_t>(random());
+        const size_t block = ggml_type_size(type);
+        for (size_t at = 0; at < rows.size(); at += block) {
+            if (type == GGML_TYPE_IQ1_M) {  // its exponent is the high half of the last byte
+                rows[at + block - 1] = static_cast<uint8_t>((rows[at + block - 1] & 0x0f) | 0x20);
+            } else {  // f16 in front
+                rows[at + 1] = static_cast<uint8_t>((rows[at + 1] & 0x03) | 0x20);
+            }
+        }
+    }
+
+    // Some rows are quantised and laid out in another order for every expert.
     void fill(ggml_tensor* tensor) {
         const int64_t width = tensor->ne[0];
-        const int64_t different = std::min<int64_t>(is_grid(tensor->type) ? 5 : 37, ggml_nrows(tensor));
+        const int64_t different = std::min<int64_t>(37, ggml_nrows(tensor));
         const float size = ggml_n_dims(tensor) == 3 ? 0.05f : 1.0f;
         const auto values = random_floats(static_cast<size_t>(width * different), ++seed_, size);
         const size_t row_size = ggml_row_size(tensor->type, width);
         std::vector<uint8_t> rows(row_size * static_cast<size_t>(different));
         if (tensor->type == GGML_TYPE_F32) {
             std::memcpy(rows.data(), values.data(), rows.size());
+        } else if (is_grid(tensor->type)) {
+            random_blocks(tensor->type, rows);
         } else {
             const std::vector<float> importance(static_cast<size_t>(width), 1.0f);
-            ggml_quantize_chunk(tensor->type, values.data(), rows.data(), 0, different, width, importance.data());
+            ggml_quantize_chunk(tensor->type, values.data(), rows.data(), 0, different, width,
+                                importance.data());
         }
         for (int64_t r = 0; r < ggml_nrows(tensor); ++r) {
             const auto from = static_cast<size_t>((r * 7 + r / different) % different);
-            ggml_backend_tensor_set(tensor, rows.data() + from * row_size, static_cast<size_t>(r) * row_size, row_size);
+            ggml_backend_tensor_set(tensor, rows.data() + from * row_size,
+                                    static_cast<size_t>(r) * row_size, row_size);
         }
     }
 
@@ -135,7 +167,14 @@ public:
         const ggml_init_params params = {size_t{1} << 20, nullptr, true};
         context_.reset(ggml_init(params));
         backend_.reset(ggml_backend_dev_init(cpu(), nullptr));
+        pool_ = set_threads(backend_.get(), 1);  // its default is four that spin
     }
+    ~Reference() {
+        backend_.reset();
+        free_threads(pool_);
+    }
+    Reference(const Reference&) = delete;
+    Reference& operator=(const Reference&) = delete;
     ggml_context* context() const { return context_.get(); }
     // [n, 1, tokens] and [used, tokens], as build_moe_ffn has them.
     ggml_tensor* rows(const std::vector<float>& values, int64_t width) {
@@ -150,8 +189,7 @@ public:
         ggml_cgraph* graph = ggml_new_graph(context());
         ggml_set_output(output);
         ggml_build_forward_expand(graph, output);
-        ggml_gallocr_ptr allocator(
-            ggml_gallocr_new(ggml_backend_dev_buffer_type(cpu())));
+        ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_dev_buffer_type(cpu())));
         EXPECT_TRUE(ggml_gallocr_alloc_graph(allocator.get(), graph));
         for (const auto& [tensor, data] : inputs_) {
             ggml_backend_tensor_set(tensor, data, 0, ggml_nbytes(tensor));
@@ -170,6 +208,7 @@ private:
     }
     ggml_context_ptr context_;
     ggml_backend_ptr backend_;
+    ggml_threadpool* pool_ = nullptr;
     std::map<ggml_tensor*, const void*> inputs_;
 };
 
@@ -182,13 +221,15 @@ std::vector<float> reference_swiglu(const Stack& stack, const std::vector<float>
     ggml_tensor* i = graph.ids(ids, used);
     ggml_tensor* gate = ggml_mul_mat_id(c, stack.get(SlabRole::kGate), x, i);
     ggml_tensor* up = ggml_mul_mat_id(c, stack.get(SlabRole::kUp), x, i);
-    return graph.run(ggml_mul_mat_id(c, stack.get(SlabRole::kDown), ggml_swiglu_split(c, gate, up), i));
+    return graph.run(
+        ggml_mul_mat_id(c, stack.get(SlabRole::kDown), ggml_swiglu_split(c, gate, up), i));
 }
 
 std::vector<PairIn> pairs_of(const std::vector<int32_t>& ids, int64_t used) {
     std::vector<PairIn> pairs;
     for (size_t i = 0; i < ids.size(); ++i) {
-        pairs.push_back({static_cast<uint32_t>(i / static_cast<size_t>(used)), static_cast<uint32_t>(ids[i])});
+        pairs.push_back(
+            {static_cast<uint32_t>(i / static_cast<size_t>(used)), static_cast<uint32_t>(ids[i])});
     }
     return pairs;
 }
@@ -207,14 +248,16 @@ std::vector<int32_t> random_ids(size_t tokens, int64_t used, uint64_t seed) {
 
 std::vector<float> compute(ExpertEngine& engine, const Bank& bank, const std::vector<float>& rows,
                            const std::vector<PairIn>& pairs) {
-    auto out = engine.compute(bank, kRowF32, static_cast<uint32_t>(rows.size() / bank.shape.input()),
-                              as_bytes(rows), pairs);
+    auto out =
+        engine.compute(bank, kRowF32, static_cast<uint32_t>(rows.size() / bank.shape.input()),
+                       as_bytes(rows), pairs);
     EXPECT_TRUE(out) << (out ? "" : out.error().detail);
     return out ? std::vector<float>(out->begin(), out->end()) : std::vector<float>();
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && !a.empty() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    return a.size() == b.size() && !a.empty() &&
+           std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 class EveryType : public ::testing::TestWithParam<std::tuple<int, uint32_t>> {
@@ -251,8 +294,8 @@ TEST_P(EveryType, ManyRowsGiveTheBitsOfLlama) {
     }
 }
 
-// Pairs in another order, some of the rows only, one pair at a time, an expert's rows split over calls: the same
-// bits but for grid types, whose rows of an expert must stay together.
+// Pairs in another order, some of the rows only, one pair at a time, an expert's rows split over
+// calls: the same bits but for grid types, whose rows of an expert must stay together.
 TEST_P(EveryType, GroupingDoesNotChangeBits) {
     const Stack& stack = stack_of(type());
     auto engine = make_engine(threads());
@@ -263,8 +306,10 @@ TEST_P(EveryType, GroupingDoesNotChangeBits) {
     const auto ids = random_ids(tokens, 3, 9);
     const auto pairs = pairs_of(ids, 3);
     const auto want = reference_swiglu(stack, rows, ids, 3);
-    const auto row_of = [&](size_t pair) { return std::vector<float>(want.begin() + static_cast<long>(pair) * kIn,
-                                                                     want.begin() + static_cast<long>(pair + 1) * kIn); };
+    const auto row_of = [&](size_t pair) {
+        return std::vector<float>(want.begin() + static_cast<long>(pair) * kIn,
+                                  want.begin() + static_cast<long>(pair + 1) * kIn);
+    };
     // All rows of one expert in one call, experts in separate calls.
     for (uint32_t expert = 0; expert < kExperts; ++expert) {
         std::vector<PairIn> some;
@@ -282,10 +327,12 @@ TEST_P(EveryType, GroupingDoesNotChangeBits) {
     std::mt19937_64 random(3);
     for (size_t begin = 0; begin < pairs.size();) {
         const size_t end = std::min(pairs.size(), begin + 1 + random() % 7);
-        const std::vector<PairIn> some(pairs.begin() + static_cast<long>(begin), pairs.begin() + static_cast<long>(end));
+        const std::vector<PairIn> some(pairs.begin() + static_cast<long>(begin),
+                                       pairs.begin() + static_cast<long>(end));
         const auto got = compute(*engine, *bank, rows, some);
         for (size_t i = begin; i < end; ++i) {
-            equal &= std::memcmp(got.data() + (i - begin) * kIn, row_of(i).data(), kIn * sizeof(float)) == 0;
+            equal &= std::memcmp(got.data() + (i - begin) * kIn, row_of(i).data(),
+                                 kIn * sizeof(float)) == 0;
         }
         begin = end;
     }
@@ -298,14 +345,22 @@ TEST_P(EveryType, Q8KRowsAreExactlyAsGoodWhereTheyAreTaken) {
     const auto bank = stack.prepare(*engine);
     ASSERT_TRUE(bank);
     switch (type()) {
-        case GGML_TYPE_Q2_K: case GGML_TYPE_Q3_K: case GGML_TYPE_Q4_K: case GGML_TYPE_Q5_K:
+        case GGML_TYPE_Q2_K:
+        case GGML_TYPE_Q3_K:
+        case GGML_TYPE_Q4_K:
+        case GGML_TYPE_Q5_K:
         case GGML_TYPE_Q6_K:
             EXPECT_TRUE(bank->takes_q8k);
             break;
-        case GGML_TYPE_F32: case GGML_TYPE_F16: case GGML_TYPE_BF16: case GGML_TYPE_Q4_0: case GGML_TYPE_Q8_0:
+        case GGML_TYPE_F32:
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16:
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q8_0:
             EXPECT_FALSE(bank->takes_q8k);
             break;
-        default: break;
+        default:
+            break;
     }
     EXPECT_FALSE(bank->takes_q8k && is_grid(type()));
     for (size_t tokens : {1, 20}) {
@@ -313,7 +368,8 @@ TEST_P(EveryType, Q8KRowsAreExactlyAsGoodWhereTheyAreTaken) {
         std::fill_n(rows.begin(), kIn / 2, 0.0f);  // blocks of nothing but zeros too
         const auto pairs = pairs_of(random_ids(tokens, 2, 22), 2);
         std::vector<uint8_t> quantised(row_bytes(kRowQ8K, kIn) * tokens);
-        ASSERT_TRUE(engine->quantise(rows.data(), static_cast<uint32_t>(tokens), kIn, quantised.data()));
+        ASSERT_TRUE(
+            engine->quantise(rows.data(), static_cast<uint32_t>(tokens), kIn, quantised.data()));
         auto out = engine->compute(*bank, kRowQ8K, static_cast<uint32_t>(tokens), quantised, pairs);
         if (!bank->takes_q8k) {
             ASSERT_FALSE(out);
@@ -326,27 +382,32 @@ TEST_P(EveryType, Q8KRowsAreExactlyAsGoodWhereTheyAreTaken) {
     }
 }
 
-constexpr int kTypes[] = {
-    GGML_TYPE_F32,     GGML_TYPE_F16,    GGML_TYPE_BF16,  GGML_TYPE_Q4_0,  GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0,
-    GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,   GGML_TYPE_Q2_K,  GGML_TYPE_Q3_K,  GGML_TYPE_Q4_K,   GGML_TYPE_Q5_K,
-    GGML_TYPE_Q6_K,    GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_IQ2_XXS, GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,
-    GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S,  GGML_TYPE_IQ1_S, GGML_TYPE_IQ1_M, GGML_TYPE_TQ1_0,  GGML_TYPE_TQ2_0,
-    GGML_TYPE_MXFP4,   GGML_TYPE_NVFP4,  GGML_TYPE_Q1_0,  GGML_TYPE_Q2_0};
+constexpr int kTypes[] = {GGML_TYPE_F32,    GGML_TYPE_F16,    GGML_TYPE_BF16,    GGML_TYPE_Q4_0,
+                          GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0,   GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,
+                          GGML_TYPE_Q2_K,   GGML_TYPE_Q3_K,   GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,
+                          GGML_TYPE_Q6_K,   GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,  GGML_TYPE_IQ2_XXS,
+                          GGML_TYPE_IQ2_XS, GGML_TYPE_IQ2_S,  GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S,
+                          GGML_TYPE_IQ1_S,  GGML_TYPE_IQ1_M,  GGML_TYPE_TQ1_0,   GGML_TYPE_TQ2_0,
+                          GGML_TYPE_MXFP4,  GGML_TYPE_NVFP4,  GGML_TYPE_Q1_0,    GGML_TYPE_Q2_0};
 std::string type_and_threads(const ::testing::TestParamInfo<std::tuple<int, uint32_t>>& param) {
-    return std::string(ggml_type_name(static_cast<ggml_type>(std::get<0>(param.param)))) + "_threads" +
-           std::to_string(std::get<1>(param.param));
+    return std::string(ggml_type_name(static_cast<ggml_type>(std::get<0>(param.param)))) +
+           "_threads" + std::to_string(std::get<1>(param.param));
 }
-INSTANTIATE_TEST_SUITE_P(OneThread, EveryType, ::testing::Combine(::testing::ValuesIn(kTypes), ::testing::Values(1u)),
+INSTANTIATE_TEST_SUITE_P(OneThread, EveryType,
+                         ::testing::Combine(::testing::ValuesIn(kTypes), ::testing::Values(1u)),
                          type_and_threads);
-// ggml's threads spin at barriers, which is slow where every core is taken: one type of each family.
-INSTANTIATE_TEST_SUITE_P(TwoThreads, EveryType,
-                         ::testing::Combine(::testing::Values(int{GGML_TYPE_F16}, int{GGML_TYPE_Q4_K},
-                                                              int{GGML_TYPE_Q8_0}, int{GGML_TYPE_IQ4_XS}),
-                                            ::testing::Values(2u)),
-                         type_and_threads);
+// ggml's threads spin at barriers, which is slow where every core is taken: one type of each
+// family.
+INSTANTIATE_TEST_SUITE_P(
+    TwoThreads, EveryType,
+    ::testing::Combine(::testing::Values(int{GGML_TYPE_F16}, int{GGML_TYPE_Q4_K},
+                                         int{GGML_TYPE_Q8_0}, int{GGML_TYPE_IQ4_XS}),
+                       ::testing::Values(2u)),
+    type_and_threads);
 
-// From how many rows on a grid type's kernel changes, as ggml documents it (GGML_IQP_MIN_BATCH): the reason for
-// keeping all rows of an expert in one call. Below it, any grouping gives the same bits.
+// From how many rows on a grid type's kernel changes, as ggml documents it (GGML_IQP_MIN_BATCH):
+// the reason for keeping all rows of an expert in one call. Below it, any grouping gives the same
+// bits.
 TEST(GridTypes, FewRowsOfAnExpertAreTheSameInAnyGrouping) {
     const Stack& stack = stack_of(GGML_TYPE_IQ3_S);
     auto engine = make_engine();
@@ -386,7 +447,8 @@ TEST(Chains, BiasesScalesClampsAndOaiGiveTheBitsOfLlama) {
     moe::ProgramOp down_scale = step(OpKind::kMulScale, 8);
     down_scale.role = SlabRole::kDown;
     const Program program{{product(SlabRole::kUp, 0), clamp, scale, product(SlabRole::kGate, 0),
-                           step(OpKind::kAddBias, 4), oai, product(SlabRole::kDown, 6), down_bias, down_scale}};
+                           step(OpKind::kAddBias, 4), oai, product(SlabRole::kDown, 6), down_bias,
+                           down_scale}};
     auto engine = make_engine();
     const auto bank = stack.prepare(*engine, program);
     ASSERT_TRUE(bank);
@@ -404,10 +466,12 @@ TEST(Chains, BiasesScalesClampsAndOaiGiveTheBitsOfLlama) {
         ggml_tensor* h = ggml_swiglu_oai(c, gate, up, 1.702f, 7.0f);
         ggml_tensor* y = ggml_mul_mat_id(c, stack.get(SlabRole::kDown), h, i);
         y = ggml_add_id(c, y, stack.get(SlabRole::kDown, SlabPart::kBias), i);
-        ggml_tensor* s = ggml_reshape_3d(c, stack.get(SlabRole::kDown, SlabPart::kScale), 1, kExperts, 1);
+        ggml_tensor* s =
+            ggml_reshape_3d(c, stack.get(SlabRole::kDown, SlabPart::kScale), 1, kExperts, 1);
         s = ggml_repeat_4d(c, s, 1, kExperts, static_cast<int64_t>(tokens), 1);
         y = ggml_mul(c, y, ggml_get_rows(c, s, i));
-        EXPECT_TRUE(same_bits(compute(*engine, *bank, rows, pairs_of(ids, 2)), graph.run(y))) << tokens;
+        EXPECT_TRUE(same_bits(compute(*engine, *bank, rows, pairs_of(ids, 2)), graph.run(y)))
+            << tokens;
     }
 }
 
@@ -430,8 +494,8 @@ TEST(Chains, SquaredReluWithoutGateGivesTheBitsOfLlama) {
                           graph.run(ggml_mul_mat_id(c, stack.get(SlabRole::kDown), h, i))));
 }
 
-// Every kind of operation, on views and whole registers, with one row for all pairs and with many: whatever
-// validate() lets through must run, since ggml aborts on shapes that do not fit.
+// Every kind of operation, on views and whole registers, with one row for all pairs and with many:
+// whatever validate() lets through must run, since ggml aborts on shapes that do not fit.
 TEST(Chains, WhatIsValidRuns) {
     const Stack& stack = stack_of(GGML_TYPE_F32);
     auto engine = make_engine();
@@ -447,7 +511,8 @@ TEST(Chains, WhatIsValidRuns) {
             op.role = static_cast<SlabRole>(random() % 4);
             op.a = static_cast<uint8_t>(random() % (i + 1));
             op.b = static_cast<uint8_t>(random() % (i + 1));
-            if (op.kind == OpKind::kUnary || op.kind == OpKind::kGlu) op.sub = static_cast<uint8_t>(1 + random() % 7);
+            if (op.kind == OpKind::kUnary || op.kind == OpKind::kGlu)
+                op.sub = static_cast<uint8_t>(1 + random() % 7);
             op.view_begin = static_cast<uint32_t>(random() % 64);
             op.view_count = static_cast<uint32_t>(1 + random() % 512);
             op.f1 = 1;
@@ -458,14 +523,17 @@ TEST(Chains, WhatIsValidRuns) {
         if (!bank) continue;
         ++ran;
         for (uint32_t row_count : {1u, 3u}) {
-            const std::vector<PairIn> pairs = {{0, 1}, {row_count - 1, 5}, {0, 1}, {row_count - 1, 0}};
-            auto out = engine->compute(**bank, kRowF32, row_count,
-                                       as_bytes(rows).first(row_count * (*bank)->shape.input() * sizeof(float)), pairs);
+            const std::vector<PairIn> pairs = {
+                {0, 1}, {row_count - 1, 5}, {0, 1}, {row_count - 1, 0}};
+            auto out = engine->compute(
+                **bank, kRowF32, row_count,
+                as_bytes(rows).first(row_count * (*bank)->shape.input() * sizeof(float)), pairs);
             ASSERT_TRUE(out) << out.error().detail;
             ASSERT_EQ(out->size(), pairs.size() * (*bank)->shape.output());
             // Equal pairs, equal rows: nothing depends on what was in memory before.
             const size_t bytes = (*bank)->shape.output() * sizeof(float);
-            ASSERT_EQ(std::memcmp(out->data(), out->data() + 2 * (*bank)->shape.output(), bytes), 0) << round;
+            ASSERT_EQ(std::memcmp(out->data(), out->data() + 2 * (*bank)->shape.output(), bytes), 0)
+                << round;
         }
     }
     EXPECT_GT(ran, 50);
@@ -511,7 +579,8 @@ TEST(BadCalls, AreTypedErrorsAndTheNextCallIsRight) {
         {"type -1", kMax, 4, 4 * row, {{0, 0}}, Errc::kProtocol},
     };
     for (const Case& c : cases) {
-        const auto out = engine->compute(*bank, c.type, c.row_count, as_bytes(rows).first(c.bytes), c.pairs);
+        const auto out =
+            engine->compute(*bank, c.type, c.row_count, as_bytes(rows).first(c.bytes), c.pairs);
         ASSERT_FALSE(out) << c.what;
         EXPECT_EQ(out.error().code, c.code) << c.what << ": " << out.error().detail;
         EXPECT_TRUE(same_bits(compute(*engine, *bank, rows, good), want)) << "after " << c.what;
@@ -571,7 +640,8 @@ TEST(Mapped, TheLastByteIsTheLastOneRead) {
             ggml_tensor* copy = ggml_dup_tensor(context.get(), stack.get(role));
             const size_t bytes = ggml_nbytes(copy);
             const size_t whole = (bytes + page - 1) / page * page;
-            void* base = ::mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            void* base = ::mmap(nullptr, whole + page, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             ASSERT_NE(base, MAP_FAILED);
             ASSERT_EQ(::mprotect(static_cast<char*>(base) + whole, page, PROT_NONE), 0);
             copy->data = static_cast<char*>(base) + (whole - bytes);
@@ -580,21 +650,24 @@ TEST(Mapped, TheLastByteIsTheLastOneRead) {
             mappings.emplace_back(base, whole + page);
         }
         auto meta = stack.meta();
-        std::erase_if(meta.tensors, [](const auto& slab) { return slab.part != SlabPart::kWeight; });
+        std::erase_if(meta.tensors,
+                      [](const auto& slab) { return slab.part != SlabPart::kWeight; });
         auto at_end = engine->prepare(meta, BankWeights::borrow(tensors), swiglu());
         ASSERT_TRUE(at_end) << at_end.error().detail;
         for (size_t tokens : {1, 20}) {
             const auto rows = random_floats(tokens * kIn, 81);
             std::vector<PairIn> pairs;
             for (uint32_t i = 0; i < tokens; ++i) pairs.push_back({i, kExperts - 1});
-            EXPECT_TRUE(same_bits(compute(*engine, **at_end, rows, pairs), compute(*engine, *plain, rows, pairs)))
+            EXPECT_TRUE(same_bits(compute(*engine, **at_end, rows, pairs),
+                                  compute(*engine, *plain, rows, pairs)))
                 << ggml_type_name(static_cast<ggml_type>(number));
         }
         for (const auto& [base, size] : mappings) ::munmap(base, size);
     }
 }
 
-// A file whose tensors lie at odd multiples of 32 bytes gives the bits of one that is aligned to pages.
+// A file whose tensors lie at odd multiples of 32 bytes gives the bits of one that is aligned to
+// pages.
 TEST(Mapped, SlabsAtOddMultiplesOf32AreFine) {
     const Folder folder;
     for (uint32_t type : {12u, 20u}) {
@@ -611,7 +684,9 @@ TEST(Mapped, SlabsAtOddMultiplesOf32AreFine) {
             const std::vector<PairIn> pairs = {{0, 0}, {1, 7}, {2, 3}, {0, 5}};
             const auto a = odd.prepare(*engine, bank.key);
             const auto b = even.prepare(*engine, bank.key);
-            EXPECT_TRUE(same_bits(compute(*engine, *a, rows, pairs), compute(*engine, *b, rows, pairs))) << type;
+            EXPECT_TRUE(
+                same_bits(compute(*engine, *a, rows, pairs), compute(*engine, *b, rows, pairs)))
+                << type;
         }
         RecordProperty("odd_" + std::to_string(type), any_odd ? "yes" : "no");
     }
@@ -633,7 +708,8 @@ TEST(RowBytes, OnlyKnownTypesAndWholeBlocks) {
     EXPECT_EQ(row_bytes(kRowQ8K, 3072), 3504u);
     EXPECT_EQ(row_bytes(kRowQ8K, 257), 0u);
     EXPECT_EQ(row_bytes(kRowF32, 0), 0u);
-    for (uint32_t type : {1u, 2u, 4u, 12u, 39u, 43u, 255u, 0xffffffffu}) EXPECT_EQ(row_bytes(type, 256), 0u) << type;
+    for (uint32_t type : {1u, 2u, 4u, 12u, 39u, 43u, 255u, 0xffffffffu})
+        EXPECT_EQ(row_bytes(type, 256), 0u) << type;
 }
 
 }  // namespace

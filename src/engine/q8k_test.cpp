@@ -20,6 +20,7 @@ namespace {
 std::vector<uint8_t> by_ggml(const std::vector<float>& row) {
     EXPECT_TRUE(load_ggml());
     ggml_backend_ptr backend(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+    ggml_threadpool* pool = set_threads(backend.get(), 1);  // its default is four that spin
     const ggml_init_params params = {
         ggml_tensor_overhead() * 4 + ggml_graph_overhead_custom(4, false), nullptr, true};
     ggml_context_ptr context(ggml_init(params));
@@ -34,6 +35,8 @@ std::vector<uint8_t> by_ggml(const std::vector<float>& row) {
     EXPECT_EQ(ggml_backend_graph_compute(backend.get(), graph), GGML_STATUS_SUCCESS);
     std::vector<uint8_t> out(ggml_nbytes(target));
     ggml_backend_tensor_get(target, out.data(), 0, out.size());
+    backend.reset();
+    free_threads(pool);
     return out;
 }
 
