@@ -9,7 +9,8 @@
 
 namespace kvasir::engine {
 
-// True when every non-null tensor equals its counterpart in the bank. Reads a cache line or two of every slab.
+// True when every non-null tensor equals its counterpart in the bank. Reads a cache line or two of
+// every slab.
 bool same_tensors(const moe::ExpertBank& bank, const moe::Mapping& mapping,
                   const BankWeights::Tensors& tensors);
 
