@@ -12,9 +12,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kAnswerTime = 10s;  // a phone may have to page its experts in
-constexpr uint32_t kChallengePairs = 4;
-constexpr uint32_t kChallengeRows = 3;
+constexpr auto kAnswerTime = 10s;          // a phone may have to page its experts in
+constexpr uint32_t kChallengeExperts = 4;  // random ones of the worker's own
+constexpr uint32_t kChallengeRows = 9;     // ggml's panel kernels begin at 8 rows of one expert
 constexpr double kApproximateError =
     0.05;  // normalised squared error above which an answer is simply wrong
 
@@ -172,11 +172,15 @@ Status Verifier::challenge(WorkerSession& session, const LearnedBank& learned, c
     for (float& value : values) value = normal(random_);
     std::vector<wire::Pair> pairs;
     std::vector<engine::PairIn> own;
-    for (uint32_t i = 0; i < kChallengePairs; ++i) {
-        const auto local = static_cast<uint32_t>(random_() % held.globals.size());
-        pairs.push_back({i % rows, local});
-        own.push_back({i % rows, held.globals[local]});
-    }
+    const auto add = [&](uint32_t row, uint32_t local) {
+        pairs.push_back({row, local});
+        own.push_back({row, held.globals[local]});
+    };
+    const auto any = [&] { return static_cast<uint32_t>(random_() % held.globals.size()); };
+    // All rows of one expert, and one row of some others.
+    const uint32_t crowded = any();
+    for (uint32_t row = 0; row < rows; ++row) add(row, crowded);
+    for (uint32_t i = 1; i < kChallengeExperts; ++i) add(i % rows, any());
     const uint32_t row_type = bank.takes_q8k ? engine::kRowQ8K : engine::kRowF32;
     std::vector<uint8_t> bytes(engine::row_bytes(row_type, width) * rows);
     if (bank.takes_q8k) {
@@ -194,7 +198,7 @@ Status Verifier::challenge(WorkerSession& session, const LearnedBank& learned, c
         return fail(Errc::kProtocol, "answered COMPUTE with something else");
     auto result = wire::decode_result(reply->payload);
     if (!result) return tl::unexpected(result.error());
-    if (result->pair_count != kChallengePairs || result->width != bank.shape.output()) {
+    if (result->pair_count != pairs.size() || result->width != bank.shape.output()) {
         return fail(Errc::kBadAnswer, "the challenge's answer has the wrong size");
     }
     // f32 rows here although the worker got Q8_K: the equality of the two is part of the check.

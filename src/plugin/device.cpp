@@ -22,7 +22,7 @@ struct DeviceContext {
 };
 DeviceContext g_device;  // ggml's registry is process-wide and wants static objects
 
-const char* kvasir_buft_get_name(ggml_backend_buffer_type_t) {
+const char* kvasir_buft_get_name(ggml_backend_buffer_type_t) noexcept {
     return kName;
 }
 
@@ -30,18 +30,19 @@ ggml_backend_dev_t cpu_device() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
-ggml_backend_buffer_t kvasir_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+ggml_backend_buffer_t kvasir_buft_alloc_buffer(ggml_backend_buffer_type_t buft,
+                                               size_t size) noexcept {
     ggml_backend_buffer_t buffer =
         ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(cpu_device()), size);
     if (buffer != nullptr) buffer->buft = buft;
     return buffer;
 }
 
-size_t kvasir_buft_get_alignment(ggml_backend_buffer_type_t) {
+size_t kvasir_buft_get_alignment(ggml_backend_buffer_type_t) noexcept {
     return ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(cpu_device()));
 }
 
-bool kvasir_buft_is_host(ggml_backend_buffer_type_t) {
+bool kvasir_buft_is_host(ggml_backend_buffer_type_t) noexcept {
     return true;
 }
 
@@ -79,11 +80,11 @@ BackendContext& context_of(ggml_backend_t backend) {
     return *static_cast<BackendContext*>(backend->context);
 }
 
-const char* kvasir_get_name(ggml_backend_t) {
+const char* kvasir_get_name(ggml_backend_t) noexcept {
     return kName;
 }
 
-void kvasir_free(ggml_backend_t backend) {
+void kvasir_free(ggml_backend_t backend) noexcept {
     delete static_cast<BackendContext*>(backend->context);
     delete backend;
 }
@@ -149,7 +150,7 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
     return true;
 }
 
-ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
+ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
     BackendContext& context = context_of(backend);
     if (!context.lane) return compute_locally(context, graph);
     auto banks = capture(graph);
@@ -172,7 +173,7 @@ ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) {
 // Called for every split when a graph is planned, reservations included: programs are known before
 // any work.
 void kvasir_graph_optimize(ggml_backend_t, ggml_cgraph* graph,
-                           ggml_backend_graph_optimize_params*) {
+                           ggml_backend_graph_optimize_params*) noexcept {
     if (g_device.backbone == nullptr) return;
     auto banks = capture(graph);
     if (!banks) return;
@@ -180,7 +181,7 @@ void kvasir_graph_optimize(ggml_backend_t, ggml_cgraph* graph,
         g_device.backbone->learn(captured.layer, captured.program);
 }
 
-void kvasir_set_n_threads(ggml_backend_t backend, int n_threads) {
+void kvasir_set_n_threads(ggml_backend_t backend, int n_threads) noexcept {
     BackendContext& context = context_of(backend);
     if (n_threads == context.threads || n_threads < 1) return;
     context.threads = n_threads;
@@ -191,7 +192,7 @@ void kvasir_set_n_threads(ggml_backend_t backend, int n_threads) {
     if (context.lane) context.lane->set_threads(static_cast<uint32_t>(n_threads));
 }
 
-ggml_guid_t kvasir_guid() {
+ggml_guid_t kvasir_guid() noexcept {
     static ggml_guid guid = {0x6b, 0x76, 0x61, 0x73, 0x69, 0x72, 0x2d, 0x65,
                              0x78, 0x70, 0x65, 0x72, 0x74, 0x73, 0x2d, 0x31};
     return &guid;
@@ -218,20 +219,20 @@ constexpr ggml_backend_i kBackendInterface = {
 
 // ---- device ---------------------------------------------------------------------------------
 
-const char* kvasir_dev_get_name(ggml_backend_dev_t) {
+const char* kvasir_dev_get_name(ggml_backend_dev_t) noexcept {
     return kName;
 }
-const char* kvasir_dev_get_description(ggml_backend_dev_t) {
+const char* kvasir_dev_get_description(ggml_backend_dev_t) noexcept {
     return "expert workers of a Kvasir swarm";
 }
-void kvasir_dev_get_memory(ggml_backend_dev_t, size_t* free, size_t* total) {
+void kvasir_dev_get_memory(ggml_backend_dev_t, size_t* free, size_t* total) noexcept {
     *free = *total = 0;
 }
-enum ggml_backend_dev_type kvasir_dev_get_type(ggml_backend_dev_t) {
+enum ggml_backend_dev_type kvasir_dev_get_type(ggml_backend_dev_t) noexcept {
     return GGML_BACKEND_DEVICE_TYPE_ACCEL;
 }
 
-void kvasir_dev_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) {
+void kvasir_dev_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props) noexcept {
     props->name = kvasir_dev_get_name(dev);
     props->description = kvasir_dev_get_description(dev);
     props->type = kvasir_dev_get_type(dev);
@@ -241,7 +242,7 @@ void kvasir_dev_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props* props)
                    /* .events = */ false, /* .mmap_support = */ true};
 }
 
-ggml_backend_t kvasir_dev_init_backend(ggml_backend_dev_t dev, const char*) {
+ggml_backend_t kvasir_dev_init_backend(ggml_backend_dev_t dev, const char*) noexcept {
     auto context = std::make_unique<BackendContext>();
     context->cpu.reset(ggml_backend_dev_init(cpu_device(), nullptr));
     if (!context->cpu) return nullptr;
@@ -249,23 +250,23 @@ ggml_backend_t kvasir_dev_init_backend(ggml_backend_dev_t dev, const char*) {
     return new ggml_backend{kvasir_guid(), kBackendInterface, dev, context.release()};
 }
 
-ggml_backend_buffer_type_t kvasir_dev_get_buffer_type(ggml_backend_dev_t) {
+ggml_backend_buffer_type_t kvasir_dev_get_buffer_type(ggml_backend_dev_t) noexcept {
     return &g_buffer_type;
 }
 
 ggml_backend_buffer_t kvasir_dev_buffer_from_host_ptr(ggml_backend_dev_t, void* ptr, size_t size,
-                                                      size_t max_tensor_size) {
+                                                      size_t max_tensor_size) noexcept {
     ggml_backend_buffer_t buffer =
         ggml_backend_dev_buffer_from_host_ptr(cpu_device(), ptr, size, max_tensor_size);
     if (buffer != nullptr) buffer->buft = &g_buffer_type;
     return buffer;
 }
 
-bool kvasir_dev_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
+bool kvasir_dev_supports_op(ggml_backend_dev_t, const ggml_tensor* op) noexcept {
     return is_expert_op(op) && ggml_backend_dev_supports_op(cpu_device(), op);
 }
 
-bool kvasir_dev_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
+bool kvasir_dev_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t buft) noexcept {
     return ggml_backend_buft_is_host(buft);
 }
 
@@ -293,17 +294,17 @@ ggml_backend_device g_ggml_device = {
 
 // ---- registry ---------------------------------------------------------------------------------
 
-const char* kvasir_reg_get_name(ggml_backend_reg_t) {
+const char* kvasir_reg_get_name(ggml_backend_reg_t) noexcept {
     return kName;
 }
-size_t kvasir_reg_get_device_count(ggml_backend_reg_t) {
+size_t kvasir_reg_get_device_count(ggml_backend_reg_t) noexcept {
     return 1;
 }
-ggml_backend_dev_t kvasir_reg_get_device(ggml_backend_reg_t, size_t) {
+ggml_backend_dev_t kvasir_reg_get_device(ggml_backend_reg_t, size_t) noexcept {
     return &g_ggml_device;
 }
 
-void* kvasir_reg_get_proc_address(ggml_backend_reg_t, const char* name) {
+void* kvasir_reg_get_proc_address(ggml_backend_reg_t, const char* name) noexcept {
     if (std::string_view(name) == "ggml_backend_set_n_threads") {
         return reinterpret_cast<void*>(&kvasir_set_n_threads);
     }
