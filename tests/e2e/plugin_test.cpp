@@ -46,8 +46,8 @@ std::vector<Program> start_halves(const std::string& hub, const std::string& mod
     return workers;
 }
 
-// The numeric challenge: for each of 8 layers, 4 pairs on one row and 4 on three.
-constexpr uint64_t kChallengePairs = 8 * 2 * 4;
+// The numeric challenge: for each of 8 layers, 4 pairs on one row, and 9 + 3 on nine.
+constexpr uint64_t kChallengePairs = 8 * (4 + 12);
 constexpr uint64_t kChallengeRequests = 8 * 2;
 
 std::vector<std::string> answers(const LlamaServer& server) {
@@ -214,7 +214,7 @@ TEST(Plugin, AnotherModelThanTheProgramsStaysLocalWithOneWarning) {
     }
     EXPECT_EQ(warnings, 1U) << log;
     EXPECT_THAT(log, HasSubstr("KVASIR_MODEL"));
-    EXPECT_LE(stop_and_count(worker).pairs, 4U * 2 * 4) << "nothing but the challenge";
+    EXPECT_LE(stop_and_count(worker).pairs, 4U * (4 + 12)) << "nothing but the challenge";
 }
 
 TEST(Plugin, ADraftModelWithTheSameLayerNames) {
