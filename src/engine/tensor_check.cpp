@@ -9,7 +9,6 @@
 namespace kvasir::engine {
 namespace {
 
-constexpr size_t kSamples = 8;  // places compared in each tensor
 constexpr size_t kSampleBytes = 512;
 
 }  // namespace
