@@ -9,7 +9,7 @@
 
 namespace kvasir::engine {
 
-// True when every non-null tensor equals its counterpart in the bank. Reads a cache line or two of
+// True when every non-null tensor equals its counterpart in the bank. Reads up to 512 bytes of
 // every slab.
 bool same_tensors(const moe::ExpertBank& bank, const moe::Mapping& mapping,
                   const BankWeights::Tensors& tensors);
