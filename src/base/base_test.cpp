@@ -13,6 +13,7 @@ TEST(Errc, TableIsTotalAndWireCodesAreUnique) {
         const auto code = static_cast<Errc>(i);
         EXPECT_FALSE(errc_info(code).name.empty()) << i;
         EXPECT_NE(errc_info(code).exit_code, 0) << i;
+        EXPECT_GE(errc_info(code).http_status, 400) << i;
         EXPECT_EQ(errc_from_wire(errc_info(code).wire_code), code) << i;
     }
     EXPECT_EQ(errc_from_wire(0), Errc::kProtocol);

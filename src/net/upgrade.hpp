@@ -3,7 +3,7 @@
 // Used by the worker (dial) and the backbone's hub (Listener). This is the only part that needs
 // Beast (HTTP parsing); whatever arrived behind the upgrade request or response is handed on as the
 // stream's leftover. Subprotocol "kvasir.1" is required both ways; any path under "/kvasir" is
-// accepted. GET /healthz gets 200, other plain HTTP 426, garbage a close.
+// accepted. Without a handler GET /healthz gets 200 and other plain HTTP 426; garbage gets a close.
 //
 // Limits: HandshakeLimits; all within the deadline.
 #pragma once
@@ -15,7 +15,9 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "net/http.hpp"
 #include "net/message_stream.hpp"
+#include "net/tls.hpp"
 
 namespace kvasir::net {
 
@@ -25,8 +27,8 @@ struct Endpoint {
     uint16_t port = 0;
     std::string path = "/kvasir";
 };
-// "ws://HOST:PORT[/path]"; IPv6 in brackets. Errors: kUsage naming what is wrong. wss is
-// kUnsupported for now.
+// "ws://HOST:PORT[/path]" or "wss://..."; IPv6 in brackets; without a port 80 or 443. "http://" and
+// "https://" mean the same. Errors: kUsage naming what is wrong.
 Result<Endpoint> parse_url(const std::string& url);
 // "HOST:PORT", ":PORT", "[::1]:PORT"; port 0 lets the system choose.
 Result<Endpoint> parse_listen(const std::string& address);
@@ -38,10 +40,21 @@ struct HandshakeLimits {
     uint32_t pending_per_address_max = 32;  // of one IP address; more are closed at once
 };
 
-// Blocking dial with a deadline. Errors: kIo (resolve, connect), kTimeout, kProtocol (no upgrade;
-// says the HTTP status). Thread: any, reentrant.
+// Blocking dial with a deadline. For wss a `tls` is needed. Errors: kIo (resolve, connect),
+// kTimeout, kProtocol (no upgrade; says the HTTP status), kDenied (certificate or pin not accepted:
+// says why), kUsage (wss without `tls`). Thread: any, reentrant.
 Result<MessageStream> dial(const Endpoint& endpoint, const HandshakeLimits& handshake = {},
-                           MessageLimits limits = {});
+                           MessageLimits limits = {},
+                           std::shared_ptr<const TlsClient> tls = nullptr);
+
+// What a Listener does besides plain WebSocket upgrades.
+struct ListenerOptions {
+    HandshakeLimits handshake;
+    MessageLimits messages;
+    std::shared_ptr<const TlsServer> tls;  // null: plain TCP
+    HttpHandler http;                      // null: /healthz only
+    HttpLimits http_limits;
+};
 
 // Accepts connections on its own thread and hands over upgraded streams.
 class Listener {
@@ -53,6 +66,8 @@ public:
     static Result<std::unique_ptr<Listener>> make(const Endpoint& listen, OnStream on_stream,
                                                   const HandshakeLimits& handshake = {},
                                                   MessageLimits limits = {});
+    static Result<std::unique_ptr<Listener>> make(const Endpoint& listen, OnStream on_stream,
+                                                  ListenerOptions options);
     virtual ~Listener() = default;      // stops and joins
     virtual uint16_t port() const = 0;  // the real one
 };

@@ -7,7 +7,7 @@ namespace {
 
 bool known_type(uint8_t value) {
     return value >= static_cast<uint8_t>(FrameType::kHello) &&
-           value <= static_cast<uint8_t>(FrameType::kGoodbye);
+           value <= static_cast<uint8_t>(FrameType::kRenew);
 }
 
 }  // namespace

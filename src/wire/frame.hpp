@@ -37,6 +37,14 @@ enum class FrameType : uint8_t {
     kPong = 9,        // the same token
     kDrain = 10,      // worker -> backbone: finish what is in flight, send nothing new
     kGoodbye = 11,    // both ways: a clean close follows
+    // Of relays and of hubs that ask for tokens: wire/attach.hpp.
+    kNonce = 12,     // server -> node, before anything else
+    kAttach = 13,    // node -> server, first frame
+    kAttached = 14,  // server -> node
+    kPeerUp = 15,    // server -> node: somebody to talk to
+    kPeerDown = 16,  // server -> node: that one is gone
+    kMove = 17,      // server -> node: this server stops, come again
+    kRenew = 18,     // node -> server: a newer token
 };
 
 struct FrameHeader {

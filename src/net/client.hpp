@@ -1,0 +1,101 @@
+// HttpClient: small calls (JSON APIs) and downloads of byte ranges, over libcurl.
+//
+// Used by the worker (market calls, fetching slabs) and tests. libcurl is used nowhere else.
+// Credentials: a header in HttpCall::secret_headers or RangeJob goes to exactly the origin (scheme,
+// host, port) of the URL it was given for; redirects are followed by us, hop by hop, so that no
+// other hop sees it and none goes from https to http; secrets and query strings of redirects are
+// never logged. Accept-Encoding: identity; any Content-Encoding on a range is refused.
+//
+// Thread: one at a time per object; cancel() from any. Owns: the connections. Limits: below.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.hpp"
+#include "net/tls.hpp"
+
+namespace kvasir::net {
+
+using HeaderList = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpCall {
+    std::string method = "GET";
+    std::string url;
+    HeaderList headers;
+    HeaderList secret_headers;  // for the URL's own origin only
+    std::string body;
+    uint64_t reply_bytes_max = 1 << 20;  // more is kLimit
+    std::chrono::milliseconds timeout{15000};
+};
+struct HttpReply {
+    int status = 0;
+    std::string body;
+    HeaderList headers;  // names in lower case
+};
+
+// Bytes [offset, offset + bytes) of what `url` names.
+struct RangeJob {
+    std::string url;
+    HeaderList secret_headers;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    uint64_t file_bytes = 0;  // what Content-Range must say; 0: not known
+    uint64_t tag = 0;         // the caller's
+};
+
+struct RangeOptions {
+    uint32_t parallel = 4;
+    uint32_t attempts_max = 5;                   // of one job without a new byte
+    std::chrono::milliseconds pause_first{200};  // doubled, with jitter; Retry-After is obeyed
+    std::chrono::milliseconds pause_max{30000};
+    std::chrono::milliseconds stall_max{30000};  // without a byte
+    uint32_t redirects_max = 5;
+    // Bytes pulled over all jobs, wasted ones included, may not be more than
+    // sum(bytes) * (1 + over_share) + 64 KiB a job that failed; beyond it kLimit.
+    double over_share = 0.01;
+    uint64_t bytes_per_second_max = 0;  // 0: no limit
+};
+
+struct RangeCounters {
+    uint64_t bytes_wanted = 0;  // delivered to the sink
+    uint64_t bytes_pulled = 0;  // bodies as received, wasted ones included
+    uint64_t requests = 0;
+    uint64_t retries = 0;
+};
+
+class HttpClient {
+public:
+    static Result<std::unique_ptr<HttpClient>> make(const ClientTrust& trust);
+    virtual ~HttpClient() = default;
+
+    // Any status is a reply. Errors: kIo, kTimeout, kDenied (certificate or pin not accepted),
+    // kLimit, kUsage (URL).
+    virtual Result<HttpReply> call(const HttpCall& call) = 0;
+
+    // Pieces arrive in any order, each job's own bytes in order from its offset; an interrupted job
+    // goes on from its last byte. on_data failing ends everything with its error. on_done is called
+    // for each job that is complete. A 206 must have the Content-Range asked for; one validator
+    // (ETag or Last-Modified, normalised) per URL and hop must not change between requests:
+    // kMismatch, "the file changed". A 200 is read only as far as the budget allows if the range
+    // starts at 0, else refused: the origin is marked as range-incapable and named. 401/403/410 on
+    // a redirect target: the original URL is asked again (a signed link has expired), at most
+    // attempts_max times; other 4xx end it with the first 300 bytes of the server's text. Errors:
+    // kIo, kTimeout, kDenied, kMismatch, kLimit, kUnsupported (no ranges), kClosed (cancelled).
+    using OnData =
+        std::function<Status(const RangeJob& job, uint64_t offset, std::span<const uint8_t> data)>;
+    using OnDone = std::function<Status(const RangeJob& job)>;
+    virtual Status download(std::vector<RangeJob> jobs, const RangeOptions& options,
+                            const OnData& on_data, const OnDone& on_done) = 0;
+    virtual const RangeCounters& counters() const = 0;
+    virtual void cancel() = 0;
+};
+
+}  // namespace kvasir::net
