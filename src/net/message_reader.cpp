@@ -46,6 +46,13 @@ Result<std::span<uint8_t>> MessageReader::writable() {
     return std::span<uint8_t>(data_.get() + end_, capacity_ - end_);
 }
 
+void MessageReader::release() {
+    if (partial()) return;
+    data_.reset();
+    capacity_ = begin_ = end_ = 0;
+    small_messages_ = 0;
+}
+
 void MessageReader::commit(size_t count) {
     KVASIR_CHECK(count <= capacity_ - end_);
     end_ += count;

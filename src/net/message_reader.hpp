@@ -47,6 +47,9 @@ public:
     // True in the middle of a frame or of a fragmented message.
     bool partial() const { return header_ || in_message_ || begin_ != end_; }
     size_t capacity() const { return capacity_; }
+    void set_message_bytes_max(uint64_t bytes) { message_bytes_max_ = bytes; }
+    // Gives the buffer back if nothing is in it. Views of messages end.
+    void release();
 
 private:
     struct Free {
@@ -59,8 +62,7 @@ private:
     void compact();
     Status grow(size_t wanted);
 
-    // Constant after construction
-    bool expect_masked_;
+    bool expect_masked_;  // constant after construction
     uint64_t message_bytes_max_;
 
     std::unique_ptr<uint8_t, Free> data_;

@@ -31,9 +31,8 @@ constexpr uint16_t kCloseProtocol = 1002;
 constexpr uint16_t kCloseUnsupported = 1003;
 constexpr uint16_t kCloseTooBig = 1009;
 
-constexpr size_t kPiecesDirectMax = 15;             // more are copied before they are sent
-constexpr uint64_t kReceiveBytesPerCall = 8 << 20;  // then the caller gets a turn
-constexpr size_t kDrainBytesMax = 1 << 20;          // thrown away before a close, see drain()
+constexpr size_t kPiecesDirectMax = 15;     // more are copied before they are sent
+constexpr size_t kDrainBytesMax = 1 << 20;  // thrown away before a close, see drain()
 constexpr auto kBlockingWaitMin = std::chrono::milliseconds(64);  // see Impl::set_read_timeout
 constexpr auto kBlockingWaitMax = std::chrono::hours(1);
 
@@ -226,6 +225,7 @@ Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
         close(close_code_for(room.error().code));
         return tl::unexpected(std::move(room.error()));
     }
+    *room = room->first(std::min<uint64_t>(room->size(), limits.receive_bytes_per_call));
     const ssize_t got = ::recv(fd.get(), room->data(), room->size(), block ? 0 : MSG_DONTWAIT);
     if (got > 0) {
         const auto count = static_cast<size_t>(got);
@@ -440,7 +440,7 @@ Status MessageStream::flush_until(Deadline deadline) {
 
 Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
     if (!impl_ || impl_->closed) return fail(Errc::kClosed, "the connection is closed");
-    const uint64_t bytes_in_max = impl_->counters.bytes_in + kReceiveBytesPerCall;
+    const uint64_t bytes_in_max = impl_->counters.bytes_in + impl_->limits.receive_bytes_per_call;
     while (true) {
         auto message = impl_->next_message();
         if (!message || *message) return message;
@@ -451,6 +451,20 @@ Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
         // The kernel had no more; if it has by now, poll() says so.
         if (*read == Impl::Read::kAll) return impl_->next_message();
     }
+}
+
+uint64_t MessageStream::unsent_bytes() const {
+    return impl_->unsent.size();
+}
+uint64_t MessageStream::receive_buffer_bytes() const {
+    return impl_->reader.capacity();
+}
+void MessageStream::set_limits(const MessageLimits& limits) {
+    impl_->limits = limits;
+    impl_->reader.set_message_bytes_max(limits.message_bytes_max);
+}
+void MessageStream::release_idle_buffers() {
+    impl_->reader.release();
 }
 
 bool MessageStream::may_have_more() const {

@@ -53,6 +53,7 @@ struct MessageLimits {
     uint64_t message_bytes_max = uint64_t{64} << 20;  // summed over fragments, while streaming
     uint64_t unsent_bytes_max = uint64_t{128} << 20;  // enqueue() beyond this is kBusy
     uint32_t control_per_second_max = 100;            // pings a peer may send; more is kProtocol
+    uint64_t receive_bytes_per_call = 8 << 20;  // then the caller of try_receive() gets a turn
 };
 
 struct StreamCounters {
@@ -92,8 +93,8 @@ public:
     Status flush_until(Deadline deadline);
 
     // The next complete message, or nullopt if it has not fully arrived; never blocks. Reads what
-    // is there (a flood: at most 8 MiB a call). The view starts at a multiple of 16 and is valid
-    // until the next receive or try_receive. Errors: kClosed (peer closed or close frame),
+    // is there (a flood: at most receive_bytes_per_call). The view starts at a multiple of 16 and
+    // is valid until the next receive or try_receive. Errors: kClosed (peer closed or close frame),
     // kProtocol, kLimit, kUnsupported (text), kIo; after an error the stream is closed() (a close
     // frame with the matching code was attempted).
     Result<std::optional<std::span<const uint8_t>>> try_receive();
@@ -102,6 +103,14 @@ public:
     bool may_have_more() const;
     // The same, waiting until the deadline (kTimeout leaves the stream usable).
     Result<std::span<const uint8_t>> receive(Deadline deadline);
+
+    // For who holds many streams: what is queued and not yet taken by the kernel; what receiving
+    // holds; other limits from now on; memory given back while nothing is half received (views of
+    // messages end).
+    uint64_t unsent_bytes() const;
+    uint64_t receive_buffer_bytes() const;
+    void set_limits(const MessageLimits& limits);
+    void release_idle_buffers();
 
     // Sends a close frame (best effort, never blocks) and shuts the socket down.
     void close(uint16_t ws_code = 1000);
