@@ -82,7 +82,8 @@ std::vector<uint8_t> encode_move(const Move& message);
 // A newer token of the same node, on the live connection. Answered by ATTACHED or ERROR.
 std::vector<uint8_t> encode_renew(std::string_view token, uint32_t request_id);
 
-// Errors: kProtocol naming the field.
+// Errors: kProtocol naming the field; kLimit (a text); kVersion (ATTACH, ATTACHED of another
+// major).
 Result<Nonce> decode_nonce(std::span<const uint8_t> payload);
 Result<Attach> decode_attach(std::span<const uint8_t> payload);
 Result<Attached> decode_attached(std::span<const uint8_t> payload);

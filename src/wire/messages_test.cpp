@@ -199,8 +199,9 @@ Status decode_any(std::span<const uint8_t> message) {
         case FrameType::kDrain:
         case FrameType::kGoodbye:
             return {};
+        default:
+            return fail(Errc::kProtocol, "a type of attach_test.cpp");
     }
-    return fail(Errc::kProtocol, "unreachable");
 }
 
 // Puts the real payload size into the header, so that only the payload's own checks can refuse.
