@@ -1,0 +1,91 @@
+// What a market keeps: nodes, invites, tokens, leases. The interface between rules and database.
+//
+// Used by the coordinator; implemented by src/store. Every call is one transaction: when it
+// returns without an error it is on the disk, when it fails nothing of it happened. Nodes are named
+// by the 64 hex digits of their public key. Times are seconds since 1970 (invites and tokens live
+// across restarts); leases have none, because their time is monotonic: after a restart each has one
+// more lease time.
+// Thread: any; calls wait for their turn. Limits: StorageLimits of the implementation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/result.hpp"
+#include "market/coverage.hpp"
+
+namespace kvasir::market {
+
+struct NodeRow {
+    std::string node;
+    std::string name;  // untrusted text
+    int64_t registered = 0;
+    bool is_revoked = false;
+    uint64_t bytes_served = 0;
+};
+struct TokenRow {
+    uint64_t serial = 0;
+    std::string node;
+    int64_t expires = 0;
+    bool is_revoked = false;
+};
+struct LeaseRow {
+    uint64_t id = 0;
+    std::string node;
+    Segment segment;
+    uint64_t bytes = 0;
+    LeaseState state = LeaseState::kLoading;
+};
+struct LeaseDelta {
+    std::vector<LeaseRow> upserts;
+    std::vector<uint64_t> erased;
+};
+struct BytesServed {
+    std::string node;
+    uint64_t bytes = 0;  // to be added
+};
+
+struct StoredState {
+    std::vector<NodeRow> nodes;
+    std::vector<TokenRow> tokens_revoked;  // not expired
+    std::vector<LeaseRow> leases;          // of this model
+    uint64_t lease_id_next = 1;
+};
+
+struct Registration {
+    std::string node;
+    std::string name;
+    Sha256 invite = {};  // SHA-256 of the invite's secret
+    int64_t now = 0;
+    int64_t token_expires = 0;
+};
+struct Registered {
+    uint64_t serial = 0;  // of a new token
+    bool is_new = false;  // an invite was used
+};
+
+class Storage {
+public:
+    virtual ~Storage() = default;
+
+    // Everything a market starts from. Leases of other models and tokens that expired before `now`
+    // are deleted.
+    virtual Result<StoredState> load(const Sha256& model_id, int64_t now) = 0;
+    // `invite` is the SHA-256 of its secret: the secret itself is never stored.
+    virtual Status add_invite(const Sha256& invite, uint32_t uses, int64_t expires) = 0;
+    // A node that is there gets a new token, whatever its invite; else the invite is used once.
+    // Errors: kRevoked (the node), kDenied (no such invite), kExpired and kLimit (invite over, used
+    // up).
+    virtual Result<Registered> register_node(const Registration& registration) = 0;
+    // Errors: kNotFound (no such node), kRevoked.
+    virtual Result<uint64_t> add_token(const std::string& node, int64_t expires) = 0;
+    // The node and all its tokens; its leases are deleted. Returns the serials of its tokens, those
+    // revoked before included. Errors: kNotFound.
+    virtual Result<std::vector<uint64_t>> revoke_node(const std::string& node) = 0;
+    virtual Status write_leases(const LeaseDelta& delta) = 0;
+    virtual Status add_bytes_served(const std::vector<BytesServed>& served) = 0;
+};
+
+}  // namespace kvasir::market
