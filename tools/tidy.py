@@ -24,7 +24,7 @@ FLOORS = {
     "store": ["base", "market", "ledger"],
     "engine": ["base", "crypto", "moe"],
     "generate": ["base", "crypto"],
-    "relay": ["base", "net", "wire/frame.hpp"],
+    "relay": ["base", "net", "crypto", "wire/frame.hpp", "wire/attach.hpp"],
     "worker": ["base", "wire", "moe", "crypto", "engine", "net"],
     "coordinator": ["base", "wire", "crypto", "market", "ledger", "net"],
     "backbone": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net"],
