@@ -70,17 +70,16 @@ class Storage {
 public:
     virtual ~Storage() = default;
 
-    // Everything a market starts from. Leases of other models and tokens that expired before `now`
-    // are deleted.
+    // Everything a market starts from. Leases of other models, and what expired long before `now`,
+    // are deleted; from then on leases are of this model.
     virtual Result<StoredState> load(const Sha256& model_id, int64_t now) = 0;
     // `invite` is the SHA-256 of its secret: the secret itself is never stored.
     virtual Status add_invite(const Sha256& invite, uint32_t uses, int64_t expires) = 0;
     // A node that is there gets a new token, whatever its invite; else the invite is used once.
-    // Errors: kRevoked (the node), kDenied (no such invite), kExpired and kLimit (invite over, used
-    // up).
+    // Errors: kRevoked (the node), kDenied (no such invite, or it is over or used up: says which).
     virtual Result<Registered> register_node(const Registration& registration) = 0;
     // Errors: kNotFound (no such node), kRevoked.
-    virtual Result<uint64_t> add_token(const std::string& node, int64_t expires) = 0;
+    virtual Result<uint64_t> add_token(const std::string& node, int64_t now, int64_t expires) = 0;
     // The node and all its tokens; its leases are deleted. Returns the serials of its tokens, those
     // revoked before included. Errors: kNotFound.
     virtual Result<std::vector<uint64_t>> revoke_node(const std::string& node) = 0;

@@ -1,0 +1,231 @@
+#include "store/database.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include <soci/soci.h>
+#include <soci/sqlite3/soci-sqlite3.h>
+
+#include "base/log.hpp"
+
+namespace kvasir::store {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// SQLite's primary result codes, as in sqlite3.h.
+constexpr int kSqliteBusy = 5, kSqliteLocked = 6, kSqliteReadonly = 8, kSqliteIoErr = 10,
+              kSqliteCorrupt = 11, kSqliteFull = 13, kSqliteCantOpen = 14, kSqliteNotADb = 26;
+
+Errc errc_of(int code) {
+    switch (code & 0xff) {
+        case kSqliteBusy:
+        case kSqliteLocked:
+            return Errc::kBusy;
+        case kSqliteFull:
+            return Errc::kNoSpace;
+        case kSqliteCorrupt:
+        case kSqliteNotADb:
+            return Errc::kBadInput;
+        case kSqliteReadonly:
+        case kSqliteCantOpen:
+            return Errc::kEnvironment;
+        case kSqliteIoErr:
+        default:
+            return Errc::kIo;
+    }
+}
+
+std::string advice(Errc code) {
+    switch (code) {
+        case Errc::kBusy:
+            return "; another program holds it: close it, or try again";
+        case Errc::kNoSpace:
+            return "; free some space";
+        case Errc::kBadInput:
+            return "; it is no database of ours, or damaged: restore a backup";
+        case Errc::kEnvironment:
+            return "; may this user write the file and its folder?";
+        default:
+            return "";
+    }
+}
+
+// Creates the file, so that it (and the -wal and -shm files, which take its mode) is private.
+Status make_private(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        return fail(Errc::kEnvironment,
+                    "cannot open the database " + printable(path) + ": " + std::strerror(errno));
+    }
+    ::close(fd);
+    return {};
+}
+
+}  // namespace
+
+struct Database::Impl {
+    std::string path;
+    DatabaseOptions options;
+    soci::session sql;
+    DatabaseCounters counters;
+    std::minstd_rand jitter{std::random_device{}()};
+    bool has_warned = false;
+
+    // Runs something of SOCI; its exceptions become errors.
+    Status guard(const std::function<Status()>& work) {
+        try {
+            return work();
+        } catch (const soci::sqlite3_soci_error& error) {
+            const Errc code = errc_of(error.result());
+            return fail(code, "database " + printable(path) + ": " + printable(error.what()) +
+                                  advice(code));
+        } catch (const std::exception& error) {
+            return fail(Errc::kIo, "database " + printable(path) + ": " + printable(error.what()));
+        }
+    }
+
+    Status run(const std::string& statement) {
+        return guard([&]() -> Status {
+            sql << statement;
+            return {};
+        });
+    }
+
+    Status set_up() {
+        return guard([&]() -> Status {
+            sql.close();  // of an earlier try
+            sql.open(*soci::factory_sqlite3(), "dbname=\"" + path + "\"");
+            sql << "PRAGMA busy_timeout=" << options.busy_timeout.count();
+            std::string mode;
+            sql << "PRAGMA journal_mode=WAL", soci::into(mode);
+            if (mode != "wal") {
+                return fail(Errc::kEnvironment, "the database " + printable(path) +
+                                                    " cannot use a write-ahead log (" +
+                                                    printable(mode) + "): put it on a local disk");
+            }
+            sql << "PRAGMA synchronous=FULL";
+            sql << "PRAGMA foreign_keys=ON";
+            sql << "PRAGMA journal_size_limit=" << options.wal_bytes_max;
+            return {};
+        });
+    }
+
+    void roll_back() {
+        // Without a transaction (SQLite ended it itself) this fails, which is as good.
+        (void)run("ROLLBACK");
+    }
+
+    Status attempt(const std::function<Status(soci::session&)>& work) {
+        if (Status ok = run("BEGIN IMMEDIATE"); !ok) return ok;
+        Status done = guard([&] { return work(sql); });
+        if (done) done = run("COMMIT");
+        if (!done) roll_back();
+        return done;
+    }
+
+    uint64_t wal_bytes() const {
+        struct stat info {};
+        return ::stat((path + "-wal").c_str(), &info) == 0 ? static_cast<uint64_t>(info.st_size)
+                                                           : 0;
+    }
+
+    // SQLite's own checkpoints keep the log short unless readers are in the way; then this tries
+    // after every commit, without waiting for them.
+    void bound_wal() {
+        if (wal_bytes() <= options.wal_bytes_max) {
+            has_warned = false;
+            return;
+        }
+        ++counters.checkpoints;
+        (void)guard([&]() -> Status {
+            int busy = 0, pages = 0, done = 0;
+            sql << "PRAGMA busy_timeout=0";
+            sql << "PRAGMA wal_checkpoint(TRUNCATE)", soci::into(busy), soci::into(pages),
+                soci::into(done);
+            return {};
+        });
+        (void)run("PRAGMA busy_timeout=" + std::to_string(options.busy_timeout.count()));
+        if (const uint64_t bytes = wal_bytes(); bytes > options.wal_bytes_max && !has_warned) {
+            has_warned = true;
+            log(LogLevel::kWarn, "store",
+                "the log of " + printable(path) + " has grown to " + std::to_string(bytes) +
+                    " bytes: another program keeps a query open");
+        }
+    }
+};
+
+Database::Database(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Database::~Database() = default;
+
+Result<std::unique_ptr<Database>> Database::open(const std::string& path, Migrations migrations,
+                                                 const DatabaseOptions& options) {
+    if (path.find('"') != path.npos) {
+        return fail(Errc::kUsage, "the database's path must not contain a quotation mark");
+    }
+    if (Status ok = make_private(path); !ok) return tl::unexpected(ok.error());
+    auto impl = std::make_unique<Impl>();
+    impl->path = path;
+    impl->options = options;
+    // Two programs that open a new file at once wait for each other here.
+    const auto deadline = Clock::now() + options.retry_max;
+    Status ok = impl->set_up();
+    while (!ok && ok.error().code == Errc::kBusy && Clock::now() < deadline) {
+        std::this_thread::sleep_for(options.pause_max);
+        ok = impl->set_up();
+    }
+    if (!ok) return tl::unexpected(ok.error());
+    std::unique_ptr<Database> database(new Database(std::move(impl)));
+    ok = database->transact([&](soci::session& sql) -> Status {
+        int version = 0;
+        sql << "PRAGMA user_version", soci::into(version);
+        const int known = static_cast<int>(migrations.size());
+        if (version > known) {
+            return fail(Errc::kVersion, "the database " + printable(path) + " has version " +
+                                            std::to_string(version) + ", this program knows " +
+                                            std::to_string(known) + ": use the newer program");
+        }
+        for (int i = std::max(version, 0); i < known; ++i) {
+            sql << migrations[static_cast<size_t>(i)];
+        }
+        if (version < known) sql << "PRAGMA user_version=" << known;
+        return {};
+    });
+    if (!ok) return tl::unexpected(ok.error());
+    return database;
+}
+
+Status Database::transact(const std::function<Status(soci::session&)>& work) {
+    const auto deadline = Clock::now() + impl_->options.retry_max;
+    auto pause = impl_->options.pause_first;
+    for (;;) {
+        Status done = impl_->attempt(work);
+        if (done) {
+            ++impl_->counters.commits;
+            impl_->bound_wal();
+            return done;
+        }
+        if (done.error().code != Errc::kBusy || Clock::now() >= deadline) return done;
+        ++impl_->counters.retries;
+        std::uniform_int_distribution<int64_t> share(pause.count() / 2, pause.count());
+        std::this_thread::sleep_for(std::chrono::milliseconds(share(impl_->jitter)));
+        pause = std::min(pause * 2, impl_->options.pause_max);
+    }
+}
+
+const DatabaseCounters& Database::counters() const {
+    return impl_->counters;
+}
+uint64_t Database::wal_bytes() const {
+    return impl_->wal_bytes();
+}
+
+}  // namespace kvasir::store

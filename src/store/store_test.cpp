@@ -1,0 +1,513 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <csignal>
+#include <cstdlib>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <set>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <soci/soci.h>
+#include <soci/sqlite3/soci-sqlite3.h>
+
+#include "base/check.hpp"
+#include "store/database.hpp"
+#include "store/market_store.hpp"
+
+namespace kvasir::store {
+namespace {
+
+using namespace std::chrono_literals;
+using market::LeaseDelta;
+using market::LeaseRow;
+using market::LeaseState;
+using market::Registration;
+using market::Storage;
+using soci::into;
+using soci::use;
+
+// On the disk where there is one: synchronous commits should cost what they cost.
+class Folder {
+public:
+    Folder() {
+        std::string name = (std::filesystem::temp_directory_path() / "kvasir-XXXXXX").string();
+        KVASIR_CHECK(::mkdtemp(name.data()) != nullptr);
+        path_ = name;
+    }
+    ~Folder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+private:
+    std::string path_;
+};
+
+constexpr const char* kTable[] = {"CREATE TABLE t (k BIGINT PRIMARY KEY, v BIGINT NOT NULL)",
+                                  "INSERT INTO t VALUES (1, 0)"};
+
+std::unique_ptr<Database> open_database(const std::string& path, DatabaseOptions options = {}) {
+    auto database = Database::open(path, kTable, options);
+    if (!database) ADD_FAILURE() << database.error().detail;
+    return std::move(*database);
+}
+
+std::unique_ptr<Storage> open_store(const std::string& path, StoreOptions options = {}) {
+    auto store = open_market_store(path, options);
+    if (!store) ADD_FAILURE() << store.error().detail;
+    return std::move(*store);
+}
+
+Sha256 digest(uint8_t number) {
+    Sha256 out = {};
+    out[0] = number;
+    return out;
+}
+
+std::string node(int number) {
+    std::string text = std::to_string(number);
+    return std::string(64 - text.size(), 'a') + text;
+}
+
+Registration registration(int number, uint8_t invite, int64_t now = 1000) {
+    return {node(number), "node " + std::to_string(number), digest(invite), now, now + 3600};
+}
+
+LeaseRow lease(uint64_t id, int owner, uint32_t begin, LeaseState state) {
+    return {id, node(owner), {{3, 1}, begin, begin + 4}, 4000000000000, state};
+}
+
+TEST(MarketStore, EverythingIsThereAfterReopening) {
+    Folder folder;
+    const std::string path = folder / "a market.db";
+    {
+        auto store = open_store(path);
+        ASSERT_TRUE(store->load(digest(9), 1000));
+        ASSERT_TRUE(store->add_invite(digest(1), 2, 5000));
+        const auto first = store->register_node(registration(1, 1));
+        const auto second = store->register_node(registration(2, 1));
+        ASSERT_TRUE(first && second);
+        EXPECT_TRUE(first->is_new);
+        EXPECT_NE(first->serial, second->serial);
+        ASSERT_TRUE(store->write_leases(
+            {{lease(1, 1, 0, LeaseState::kLoading), lease(2, 2, 4, LeaseState::kLoading),
+              lease(7, 2, 8, LeaseState::kLoading)},
+             {}}));
+        ASSERT_TRUE(store->write_leases({{lease(2, 2, 4, LeaseState::kServing)}, {7, 99}}));
+        ASSERT_TRUE(store->add_bytes_served({{node(1), 10}, {node(2), 5}}));
+        ASSERT_TRUE(store->add_bytes_served({{node(1), uint64_t{1} << 40}}));
+    }
+    auto store = open_store(path);
+    const auto state = store->load(digest(9), 1000);
+    ASSERT_TRUE(state);
+    ASSERT_EQ(state->nodes.size(), 2U);
+    EXPECT_EQ(state->nodes[0].node, node(1));
+    EXPECT_EQ(state->nodes[0].name, "node 1");
+    EXPECT_EQ(state->nodes[0].bytes_served, (uint64_t{1} << 40) + 10);
+    EXPECT_FALSE(state->nodes[0].is_revoked);
+    ASSERT_EQ(state->leases.size(), 2U);
+    EXPECT_EQ(state->leases[1].id, 2U);
+    EXPECT_EQ(state->leases[1].state, LeaseState::kServing);
+    EXPECT_EQ(state->leases[1].segment, (Segment{{3, 1}, 4, 8}));
+    EXPECT_EQ(state->leases[1].bytes, 4000000000000U);
+    EXPECT_EQ(state->lease_id_next, 8U);  // 7 is gone, but was given
+    struct stat info {};
+    for (const char* suffix : {"", "-wal", "-shm"}) {
+        ASSERT_EQ(::stat((path + suffix).c_str(), &info), 0) << suffix;
+        EXPECT_EQ(info.st_mode & 0777, 0600U) << suffix;
+    }
+    // With another model the old leases are of no use to anybody.
+    EXPECT_TRUE(store->load(digest(8), 1000)->leases.empty());
+}
+
+TEST(MarketStore, AnInviteIsUsedOncePerNode) {
+    Folder folder;
+    auto store = open_store(folder / "db");
+    ASSERT_TRUE(store->add_invite(digest(1), 1, 2000));
+    const auto first = store->register_node(registration(1, 1));
+    ASSERT_TRUE(first);
+    const auto again = store->register_node(registration(1, 1));
+    ASSERT_TRUE(again);
+    EXPECT_FALSE(again->is_new);
+    EXPECT_GT(again->serial, first->serial);
+    // Long after, with the invite over: the node is known, and that is enough.
+    EXPECT_TRUE(store->register_node(registration(1, 1, 9999)));
+    const auto expect_denied = [&](const Registration& asked, const char* word) {
+        const auto denied = store->register_node(asked);
+        ASSERT_FALSE(denied);
+        EXPECT_EQ(denied.error().code, Errc::kDenied);
+        EXPECT_NE(denied.error().detail.find(word), std::string::npos) << denied.error().detail;
+    };
+    expect_denied(registration(2, 1), "used up");
+    expect_denied(registration(2, 5), "does not know");
+    ASSERT_TRUE(store->add_invite(digest(2), 1, 2000));
+    expect_denied(registration(2, 2, 2000), "expired");
+    EXPECT_TRUE(store->register_node(registration(2, 2, 1999)));
+    EXPECT_FALSE(store->add_invite(digest(2), 1, 2000));  // the same secret twice
+}
+
+TEST(MarketStore, RevokedStaysRevoked) {
+    Folder folder;
+    const std::string path = folder / "db";
+    uint64_t serial = 0;
+    {
+        auto store = open_store(path);
+        ASSERT_TRUE(store->load(digest(9), 1000));
+        ASSERT_TRUE(store->add_invite(digest(1), 5, 9000));
+        serial = store->register_node(registration(1, 1))->serial;
+        const auto renewed = store->add_token(node(1), 1000, 4600);
+        ASSERT_TRUE(renewed);
+        ASSERT_TRUE(store->register_node(registration(2, 1)));
+        ASSERT_TRUE(store->write_leases({{lease(1, 1, 0, LeaseState::kServing)}, {}}));
+        const auto serials = store->revoke_node(node(1));
+        ASSERT_TRUE(serials);
+        EXPECT_EQ(*serials, (std::vector<uint64_t>{serial, *renewed}));
+        EXPECT_EQ(store->revoke_node(node(3)).error().code, Errc::kNotFound);
+    }
+    auto store = open_store(path);
+    EXPECT_EQ(store->register_node(registration(1, 1)).error().code, Errc::kRevoked);
+    EXPECT_EQ(store->add_token(node(1), 1000, 2000).error().code, Errc::kRevoked);
+    EXPECT_EQ(store->add_token(node(3), 1000, 2000).error().code, Errc::kNotFound);
+    const auto state = store->load(digest(9), 1000);
+    ASSERT_TRUE(state);
+    EXPECT_TRUE(state->nodes.at(0).is_revoked);
+    EXPECT_FALSE(state->nodes.at(1).is_revoked);
+    EXPECT_TRUE(state->leases.empty());
+    ASSERT_EQ(state->tokens_revoked.size(), 2U);
+    EXPECT_EQ(state->tokens_revoked[0].serial, serial);
+    // Tokens that ran out are no longer of interest.
+    EXPECT_TRUE(store->load(digest(9), 5000)->tokens_revoked.empty());
+}
+
+TEST(MarketStore, AFullQueueIsBusyAndNothingIsHalfDone) {
+    Folder folder;
+    StoreOptions options;
+    options.calls_max = 1;
+    options.database.retry_max = 20s;
+    auto store = open_store(folder / "db", options);
+    ASSERT_TRUE(store->add_invite(digest(1), 100, 9000));
+    // Somebody else holds the write lock; one call runs into it, one waits, the rest is refused.
+    soci::session other(*soci::factory_sqlite3(), "dbname=\"" + (folder / "db") + "\"");
+    other << "BEGIN IMMEDIATE";
+    std::atomic<int> done{0}, busy{0};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 6; ++i) {
+        callers.emplace_back([&, i] {
+            const auto made = store->register_node(registration(i, 1));
+            if (made) ++done;
+            if (!made && made.error().code == Errc::kBusy) ++busy;
+        });
+    }
+    // (Whether two or one are in, depends on when the thread takes its first from the queue.)
+    const auto deadline = std::chrono::steady_clock::now() + 20s;
+    while (busy < 4 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    other << "COMMIT";
+    for (auto& caller : callers) caller.join();
+    EXPECT_GE(busy, 4);
+    EXPECT_GE(done, 1);
+    EXPECT_EQ(done + busy, 6);
+    EXPECT_EQ(store->load(digest(9), 1000)->nodes.size(), static_cast<size_t>(done.load()));
+}
+
+TEST(Database, RefusesWhatItCannotUse) {
+    Folder folder;
+    const std::string path = folder / "db";
+    { open_database(path); }
+    constexpr const char* kOlder[] = {kTable[0]};
+    auto older = Database::open(path, kOlder);
+    ASSERT_FALSE(older);
+    EXPECT_EQ(older.error().code, Errc::kVersion);
+    std::ofstream(folder / "text") << std::string(4096, 'x');
+    const auto text = Database::open(folder / "text", kTable);
+    ASSERT_FALSE(text);
+    EXPECT_EQ(text.error().code, Errc::kBadInput) << text.error().detail;
+    EXPECT_NE(text.error().detail.find("text"), std::string::npos);
+    EXPECT_EQ(Database::open(folder / "none/db", kTable).error().code, Errc::kEnvironment);
+    EXPECT_EQ(Database::open(folder / "a\"b", kTable).error().code, Errc::kUsage);
+}
+
+TEST(Database, MigratesWhatAnOlderVersionLeft) {
+    Folder folder;
+    const std::string path = folder / "db";
+    {
+        auto database = open_database(path);
+        ASSERT_TRUE(database->transact([](soci::session& sql) -> Status {
+            sql << "UPDATE t SET v = 42";
+            return {};
+        }));
+    }
+    constexpr const char* kNewer[] = {kTable[0], kTable[1],
+                                      "ALTER TABLE t ADD COLUMN w BIGINT NOT NULL DEFAULT 7"};
+    for (int round = 0; round < 2; ++round) {
+        auto database = Database::open(path, kNewer);
+        ASSERT_TRUE(database) << database.error().detail;
+        int v = 0, w = 0;
+        ASSERT_TRUE((*database)->transact([&](soci::session& sql) -> Status {
+            sql << "SELECT v, w FROM t WHERE k = 1", into(v), into(w);
+            return {};
+        }));
+        EXPECT_EQ(v, 42);
+        EXPECT_EQ(w, 7);
+    }
+    // A migration that fails leaves the version it found.
+    constexpr const char* kBroken[] = {kNewer[0], kNewer[1], kNewer[2], "CREATE TABLE u (a INT)",
+                                       "NOT SQL"};
+    EXPECT_FALSE(Database::open(path, kBroken));
+    EXPECT_TRUE(Database::open(path, kNewer));
+}
+
+TEST(Database, AnErrorOrAFullDiskRollsBack) {
+    Folder folder;
+    auto database = open_database(folder / "db");
+    const auto value = [&] {
+        long long v = -1;
+        EXPECT_TRUE(database->transact([&](soci::session& sql) -> Status {
+            sql << "SELECT sum(v) FROM t", into(v);
+            return {};
+        }));
+        return v;
+    };
+    const Status refused = database->transact([](soci::session& sql) -> Status {
+        sql << "UPDATE t SET v = 5";
+        return fail(Errc::kDenied, "no");
+    });
+    EXPECT_EQ(refused.error().code, Errc::kDenied);
+    EXPECT_EQ(value(), 0);
+    const Status full = database->transact([](soci::session& sql) -> Status {
+        sql << "UPDATE t SET v = 5";
+        int pages = 0;
+        sql << "PRAGMA max_page_count=8", into(pages);
+        for (int i = 2; i < 100000; ++i) sql << "INSERT INTO t VALUES (:i, 0)", use(i);
+        return {};
+    });
+    ASSERT_FALSE(full);
+    EXPECT_EQ(full.error().code, Errc::kNoSpace) << full.error().detail;
+    EXPECT_EQ(value(), 0);
+    EXPECT_TRUE(database->transact([](soci::session& sql) -> Status {
+        sql << "UPDATE t SET v = 6";
+        return {};
+    }));
+    EXPECT_EQ(value(), 6);
+}
+
+// Read, another connection commits, write: with a lock that begins with the transaction the other
+// commit has to wait, and both happen, once each.
+TEST(Database, ReadThenWriteIsNeverStale) {
+    Folder folder;
+    auto a = open_database(folder / "db");
+    auto b = open_database(folder / "db");
+    std::promise<void> a_has_read, b_has_begun;
+    std::atomic<bool> b_is_done{false};
+    int a_runs = 0, b_runs = 0;
+    std::thread other([&] {
+        a_has_read.get_future().wait();
+        b_has_begun.set_value();
+        EXPECT_TRUE(b->transact([&](soci::session& sql) -> Status {
+            ++b_runs;
+            sql << "UPDATE t SET v = v + 100 WHERE k = 1";
+            return {};
+        }));
+        b_is_done = true;
+    });
+    EXPECT_TRUE(a->transact([&](soci::session& sql) -> Status {
+        long long v = 0;
+        sql << "SELECT v FROM t WHERE k = 1", into(v);
+        if (++a_runs == 1) a_has_read.set_value();
+        if (a_runs == 1) b_has_begun.get_future().wait();
+        EXPECT_FALSE(b_is_done);
+        ++v;
+        sql << "UPDATE t SET v = :v WHERE k = 1", use(v);
+        return {};
+    }));
+    other.join();
+    EXPECT_EQ(a_runs, 1);
+    EXPECT_EQ(b_runs, 1);
+    long long v = 0;
+    ASSERT_TRUE(a->transact([&](soci::session& sql) -> Status {
+        sql << "SELECT v FROM t WHERE k = 1", into(v);
+        return {};
+    }));
+    EXPECT_EQ(v, 101);
+}
+
+// A lock that outlasts the busy timeout: the whole transaction is done again, and counts once.
+TEST(Database, TheWholeTransactionIsTriedAgain) {
+    Folder folder;
+    DatabaseOptions options;
+    options.busy_timeout = 2ms;
+    options.retry_max = 20s;
+    auto database = open_database(folder / "db", options);
+    soci::session other(*soci::factory_sqlite3(), "dbname=\"" + (folder / "db") + "\"");
+    other << "BEGIN IMMEDIATE";
+    other << "UPDATE t SET v = v + 100 WHERE k = 1";
+    std::thread writer([&] {
+        EXPECT_TRUE(database->transact([](soci::session& sql) -> Status {
+            long long v = 0;
+            sql << "SELECT v FROM t WHERE k = 1", into(v);
+            ++v;
+            sql << "UPDATE t SET v = :v WHERE k = 1", use(v);
+            return {};
+        }));
+    });
+    // tidy: sleep, the lock has to outlast several busy timeouts, which nothing announces
+    std::this_thread::sleep_for(100ms);
+    other << "COMMIT";
+    writer.join();
+    EXPECT_GE(database->counters().retries, 1U);
+    long long v = 0;
+    other << "SELECT v FROM t WHERE k = 1", into(v);
+    EXPECT_EQ(v, 101);
+    // And it ends: a lock that is never given back is kBusy, with a hint.
+    options.retry_max = 30ms;
+    auto impatient = open_database(folder / "db", options);
+    other << "BEGIN IMMEDIATE";
+    int runs = 0;
+    const Status busy = impatient->transact([&](soci::session&) -> Status {
+        ++runs;
+        return {};
+    });
+    other << "ROLLBACK";
+    ASSERT_FALSE(busy);
+    EXPECT_EQ(busy.error().code, Errc::kBusy);
+    EXPECT_EQ(runs, 0);
+}
+
+uint64_t file_bytes(const std::string& path) {
+    std::error_code missing;
+    const auto bytes = std::filesystem::file_size(path, missing);
+    return missing ? 0 : bytes;
+}
+
+// 16 writers, a poller of the store, and another program that polls and keeps a query open: nothing
+// fails, and the log is short again as soon as that query ends.
+TEST(MarketStore, ManyWritersAndReadersKeepTheLogShort) {
+    Folder folder;
+    const std::string path = folder / "db";
+    StoreOptions options;
+    options.database.wal_bytes_max = 256 << 10;
+    auto store = open_store(path, options);
+    ASSERT_TRUE(store->load(digest(9), 1000));
+    ASSERT_TRUE(store->add_invite(digest(1), 1000, 9000));
+    constexpr int kWriters = 16;
+    for (int i = 0; i < kWriters; ++i) ASSERT_TRUE(store->register_node(registration(i, 1)));
+    std::atomic<bool> is_over{false};
+    std::atomic<int> failures{0}, commits{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kWriters; ++i) {
+        threads.emplace_back([&, i] {
+            for (uint64_t n = 1; !is_over; ++n) {
+                const uint64_t id = n * kWriters + static_cast<uint64_t>(i);
+                LeaseDelta delta{{lease(id, i, 0, LeaseState::kServing)}, {id - kWriters}};
+                failures += !store->write_leases(delta);
+                failures += !store->add_bytes_served({{node(i), 1}});
+                commits += 2;
+            }
+        });
+    }
+    threads.emplace_back([&] {
+        while (!is_over) failures += !store->load(digest(9), 1000);
+    });
+    // Readers of another program: short ones, then an export that stays open.
+    soci::session other(*soci::factory_sqlite3(), "dbname=\"" + path + "\" timeout=5");
+    const auto wait_for = [&](int count) {
+        const auto deadline = std::chrono::steady_clock::now() + 60s;
+        while (commits < count && std::chrono::steady_clock::now() < deadline) {
+            long long leases = 0;
+            other << "SELECT count(*) FROM leases", into(leases);
+            EXPECT_LE(leases, kWriters + 16);
+        }
+        EXPECT_GE(commits, count);
+    };
+    wait_for(400);
+    EXPECT_LT(file_bytes(path + "-wal"), options.database.wal_bytes_max * 2);
+    {
+        std::string name;
+        soci::statement open_export = (other.prepare << "SELECT node FROM nodes", into(name));
+        open_export.execute();
+        ASSERT_TRUE(open_export.fetch());
+        const int before = commits;
+        const auto deadline = std::chrono::steady_clock::now() + 60s;
+        while (commits < before + 500 && std::chrono::steady_clock::now() < deadline) {
+            std::this_thread::yield();
+        }
+        EXPECT_GT(file_bytes(path + "-wal"), options.database.wal_bytes_max);
+    }
+    wait_for(commits + 100);
+    is_over = true;
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(failures, 0);
+    EXPECT_LE(file_bytes(path + "-wal"), options.database.wal_bytes_max * 2);
+    uint64_t served = 0;
+    const auto state = store->load(digest(9), 1000);
+    for (const auto& row : state->nodes) served += row.bytes_served;
+    EXPECT_EQ(served, static_cast<uint64_t>(commits.load()) / 2);
+}
+
+// The child of the next test: commits without end, and says so after each.
+[[noreturn]] void commit_for_ever(const std::string& path, int pipe_fd) {
+    auto store = open_market_store(path, {});
+    if (!store || !(*store)->load(digest(9), 1000)) std::_Exit(2);
+    auto state = (*store)->load(digest(9), 1000);
+    for (uint64_t n = state->lease_id_next;; n += 8) {
+        // Eight leases that are there together or not at all.
+        LeaseDelta delta;
+        for (uint64_t i = 0; i < 8; ++i) {
+            delta.upserts.push_back(
+                lease(n + i, 1, static_cast<uint32_t>(n), LeaseState::kServing));
+        }
+        if (!(*store)->write_leases(delta)) std::_Exit(3);
+        const uint64_t last = n + 7;
+        if (::write(pipe_fd, &last, sizeof(last)) != sizeof(last)) std::_Exit(4);
+    }
+}
+
+TEST(MarketStore, KilledInMidCommitKeepsWhatWasAcknowledged) {
+    Folder folder;
+    const std::string path = folder / "db";
+    {
+        auto store = open_store(path);
+        ASSERT_TRUE(store->add_invite(digest(1), 1, 9000));
+        ASSERT_TRUE(store->register_node(registration(1, 1)));
+    }
+    for (int round = 0; round < 12; ++round) {
+        int ends[2];
+        ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+        const pid_t child = ::fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) commit_for_ever(path, ends[1]);
+        ::close(ends[1]);
+        uint64_t acknowledged = 0, value = 0;
+        for (int i = 0; i <= round * 3; ++i) {
+            if (::read(ends[0], &value, sizeof(value)) == sizeof(value)) acknowledged = value;
+        }
+        EXPECT_GT(acknowledged, 0U);
+        ::kill(child, SIGKILL);
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        EXPECT_TRUE(WIFSIGNALED(status));
+        // What it still said before it died counts too.
+        while (::read(ends[0], &value, sizeof(value)) == sizeof(value)) acknowledged = value;
+        ::close(ends[0]);
+        auto store = open_store(path);
+        const auto state = store->load(digest(9), 1000);
+        ASSERT_TRUE(state);
+        ASSERT_GE(state->lease_id_next, acknowledged + 1);
+        EXPECT_EQ(state->leases.size(), state->lease_id_next - 1);
+        EXPECT_EQ(state->leases.size() % 8, 0U);
+        soci::session check(*soci::factory_sqlite3(), "dbname=\"" + path + "\" timeout=5");
+        std::string verdict;
+        check << "PRAGMA integrity_check", into(verdict);
+        EXPECT_EQ(verdict, "ok");
+    }
+}
+
+}  // namespace
+}  // namespace kvasir::store
