@@ -23,12 +23,13 @@ FLOORS = {
     "net": ["base", "wire"],
     "store": ["base", "market", "ledger"],
     "engine": ["base", "crypto", "moe"],
-    "generate": ["base", "crypto"],
+    "generate": ["base", "crypto", "engine"],
     "relay": ["base", "net", "crypto", "wire/frame.hpp", "wire/attach.hpp"],
-    "worker": ["base", "wire", "moe", "crypto", "engine", "net"],
+    "access": ["base", "wire", "crypto", "net"],
+    "worker": ["base", "wire", "moe", "crypto", "engine", "net", "access"],
     "coordinator": ["base", "wire", "crypto", "market", "ledger", "net"],
-    "backbone": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net"],
-    "plugin": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net", "backbone"],
+    "backbone": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net", "access"],
+    "plugin": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net", "access", "backbone"],
     "openai": ["base", "wire", "moe", "crypto", "net", "backbone", "generate"],
     "apps": None,  # wires everything
 }

@@ -34,26 +34,42 @@ public:
         auto learner = make_engine(1);
         if (!learner) return tl::unexpected(learner.error());
         learner_ = std::move(*learner);
-        if (options_.listen.empty()) return {};
+        if (options_.listen.empty() && options_.relays.empty()) return {};
         auto engine = make_engine(1);
         if (!engine) return tl::unexpected(engine.error());
         verifier_ = std::make_unique<Verifier>(*replica_, board_, std::move(*engine),
                                                options_.exact_strict);
-        dispatch::HealthOptions health;
-        health.stall_max = options_.stall_max;
-        auto hub = Hub::make(options_.listen, *replica_, board_, *verifier_, health);
+        HubOptions hub_options;
+        hub_options.listen = options_.listen;
+        hub_options.listener = options_.listener;
+        hub_options.gate = options_.gate;
+        hub_options.node = options_.node;
+        hub_options.health.stall_max = options_.stall_max;
+        auto hub = Hub::make(std::move(hub_options), *replica_, board_, *verifier_);
         if (!hub) return tl::unexpected(hub.error());
         hub_ = std::move(*hub);
+        for (const UplinkOptions& relay : options_.relays) {
+            uplinks_.push_back(std::make_unique<Uplink>(
+                relay, [hub = hub_.get()](net::MessageStream stream, std::string address,
+                                          Hub::OnEnd on_end) {
+                    hub->adopt_relay(std::move(stream), std::move(address), std::move(on_end));
+                }));
+        }
         return {};
     }
 
     ~SwarmBackbone() override {
+        uplinks_.clear();
         // The hub feeds the verifier; sessions end first, so that a pending challenge ends too.
         hub_.reset();
         verifier_.reset();
     }
 
     uint16_t port() const override { return hub_ ? hub_->port() : 0; }
+
+    void revoke(uint64_t serial) override {
+        if (hub_) hub_->revoke(serial);
+    }
 
     void learn(LayerKey layer, const moe::Program& program) override {
         const std::lock_guard lock(learn_mu_);
@@ -97,8 +113,6 @@ public:
         if (!hub_) return out;
         for (const auto& session : hub_->sessions()) out.workers.push_back(session->report());
         for (const WorkerReport& gone : hub_->departed()) out.workers.push_back(gone);
-        for (const WorkerReport& worker : out.workers)
-            out.wire_bytes += worker.bytes_in + worker.bytes_out;
         return out;
     }
 
@@ -115,6 +129,7 @@ private:
     Stats stats_;
     std::unique_ptr<Verifier> verifier_;
     std::unique_ptr<Hub> hub_;
+    std::vector<std::unique_ptr<Uplink>> uplinks_;
 
     std::mutex learn_mu_;
     std::unique_ptr<engine::ExpertEngine>
@@ -125,8 +140,10 @@ private:
 
 Result<std::unique_ptr<Backbone>> Backbone::start(const Options& options) {
     if (Status ok = engine::load_ggml(); !ok) return tl::unexpected(ok.error());
-    auto replica = Replica::open(
-        options.model_path, options.need_manifest && !options.listen.empty(), options.cache_dir);
+    auto replica =
+        Replica::open(options.model_path,
+                      options.need_manifest && !(options.listen.empty() && options.relays.empty()),
+                      options.cache_dir);
     if (!replica) return tl::unexpected(replica.error());
     auto backbone = std::make_unique<SwarmBackbone>(options, std::move(*replica));
     if (Status ok = backbone->start(); !ok) return tl::unexpected(ok.error());

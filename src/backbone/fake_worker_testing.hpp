@@ -55,6 +55,7 @@ enum class Mood {
     kText,             // not a frame
     kRounded,          // the last bit of every value flipped
     kWrongForSeveral,  // right for one row, garbage for several
+    kRefusesLayer1,    // PROGRAM of layer 1: more than it takes
 };
 
 struct FakeOptions {
@@ -84,7 +85,7 @@ public:
 
     void set_mood(Mood mood) { mood_.store(mood); }
     uint64_t computes() const { return computes_.load(); }
-    uint64_t frames() const { return frames_.load(); }
+    uint64_t refused() const { return refused_.load(); }  // programs
     bool ended() const { return ended_.load(); }
     // The text of the ERROR that ended the connection, once ended().
     std::string last_error() const {
@@ -134,6 +135,8 @@ private:
             hello.segments.push_back({segment, manifest->segment_digest(segment)});
         }
         if (options_.edit) options_.edit(hello);
+        rows_max_ = hello.rows_max;
+        pairs_max_ = hello.pairs_max;
         const uint8_t role[] = {static_cast<uint8_t>(wire::Role::kWorker)};
         (void)stream->enqueue(role);
         (void)stream->enqueue(wire::encode_hello(hello));
@@ -142,7 +145,6 @@ private:
     }
 
     bool on_message(std::span<const uint8_t> message) {
-        ++frames_;
         auto frame = wire::decode_frame(message);
         if (!frame) return false;
         if (mood_.load() == Mood::kNever) return true;
@@ -173,6 +175,13 @@ private:
     void on_program(const wire::FrameView& frame) {
         auto message = wire::decode_program_message(frame.payload);
         auto program = moe::decode_program(message->code);
+        if (mood_.load() == Mood::kRefusesLayer1 && message->layer.layer == 1) {
+            const uint16_t code = errc_info(Errc::kLimit).wire_code;
+            send(wire::encode_program_ack({message->program, code, "too much memory"},
+                                          frame.header.request_id));
+            ++refused_;
+            return;
+        }
         Loaded loaded;
         loaded.bank = model_.prepare(*engine_, message->layer, *program);
         for (const Segment& segment : options_.segments) {
@@ -208,6 +217,9 @@ private:
         auto view = wire::decode_compute(frame.payload);
         if (mood == Mood::kOnlyPings) return true;
         const uint32_t id = frame.header.request_id;
+        if (view->row_count > rows_max_ || view->pair_count > pairs_max_) {
+            return send(wire::encode_error({Errc::kLimit, "more than HELLO said"}, id));
+        }
         uint32_t width = 0;
         std::vector<float> rows = right_answer(*view, width);
         const uint32_t pairs = view->pair_count;
@@ -308,7 +320,8 @@ private:
     FakeOptions options_;
     std::atomic<Mood> mood_;
     std::atomic<bool> stopping_{false}, ended_{false};
-    std::atomic<uint64_t> computes_{0}, frames_{0};
+    std::atomic<uint64_t> computes_{0}, refused_{0};
+    uint32_t rows_max_ = 0, pairs_max_ = 0;  // of the HELLO
     mutable std::mutex mu_;
     std::string last_error_;          // Guarded by mu_
     Errc last_code_ = Errc::kCount_;  // Guarded by mu_

@@ -1,5 +1,5 @@
 // The hub: accepts workers, checks their hello, watches idle sockets, probes the suspect, drops the
-// silent.
+// silent. Workers come in directly or through relays that the backbone dialed.
 //
 // Used by Backbone. Every protocol step before a worker may get work happens here or in the
 // verifier. Thread: its own epoll loop; the listener hands over upgraded streams from its thread.
@@ -13,10 +13,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "backbone/gate.hpp"
 #include "backbone/replica.hpp"
 #include "backbone/roster.hpp"
 #include "backbone/verifier.hpp"
@@ -33,49 +35,93 @@ struct HubLimits {
     size_t joining_max = 256;  // connections without a HELLO; the longest waiting one makes room
 };
 
+struct HubOptions {
+    std::string listen;             // empty: workers come through relays only
+    net::ListenerOptions listener;  // TLS, the HTTP handler of the same port
+    Gate gate;                      // empty: everybody who holds the right bytes
+    wire::NodeKey node = {};        // of this backbone, shown to workers that attach
+    dispatch::HealthOptions health;
+    HubLimits limits;
+};
+
 class Hub {
 public:
     // Errors: kUsage (address), kEnvironment (in use).
-    static Result<std::unique_ptr<Hub>> make(const std::string& listen, Replica& replica,
-                                             RosterBoard& board, Verifier& verifier,
-                                             dispatch::HealthOptions health, HubLimits limits = {});
+    static Result<std::unique_ptr<Hub>> make(HubOptions options, Replica& replica,
+                                             RosterBoard& board, Verifier& verifier);
     ~Hub();
 
-    uint16_t port() const { return listener_->port(); }
+    uint16_t port() const { return listener_ ? listener_->port() : 0; }
     std::vector<std::shared_ptr<WorkerSession>> sessions() const;
     // Last words of workers that left.
     std::vector<WorkerReport> departed() const;
     void reset_reports();
 
+    // A connection to a relay, attached (wire/attach.hpp). `on_end` is called on the hub's thread
+    // when it is over, with the time to wait before the next (zero: as usual). Thread: any.
+    using OnEnd = std::function<void(std::chrono::milliseconds pause)>;
+    void adopt_relay(net::MessageStream stream, std::string address, OnEnd on_end);
+    // Ends the workers whose token has this serial number. Thread: any.
+    void revoke(uint64_t serial);
+
 private:
+    // A connection that has not said HELLO (without a gate) or ATTACH (with one).
     struct Joining {
         net::MessageStream stream;
         net::Deadline deadline;
         std::string address;
         bool role_seen = false;
+        wire::Nonce nonce = {};
+    };
+    // What only the hub's thread knows of a link.
+    struct LinkState {
+        std::shared_ptr<Link> link;
+        std::optional<Admission> admission;      // of an attached worker
+        net::Deadline hello_deadline{};          // of an attached worker without a session
+        std::optional<net::Deadline> token_end;  // of an attached worker
+        std::map<uint16_t, wire::PeerUp> peers;  // behind a relay
+        net::Clock::time_point last_ping{};      // of the relay itself
+        std::chrono::milliseconds pause{0};      // what a relay that stops asked for
+        OnEnd on_end;
+    };
+    struct Incoming {
+        net::MessageStream stream;
+        std::string address;
+        bool relay = false;
+        OnEnd on_end;
     };
 
-    Hub(Replica& replica, RosterBoard& board, Verifier& verifier, dispatch::HealthOptions health,
-        HubLimits limits);
+    Hub(HubOptions options, Replica& replica, RosterBoard& board, Verifier& verifier);
     void on_stream(net::MessageStream stream, std::string address);
     void run();
+    void on_event(uint64_t tag);
     void take_incoming();
+    void take_relay(Incoming incoming);
     void make_room();
     void on_joining(uint64_t tag);
     Status join_step(uint64_t tag, Joining& joining, bool& joined);
-    Status on_hello(uint64_t tag, Joining& joining, std::span<const uint8_t> message);
+    Status on_attach(uint64_t tag, Joining& joining, std::span<const uint8_t> message);
     Status check_hello(const wire::Hello& hello) const;
-    void on_session(uint64_t tag);
+    Status on_hello(LinkState& state, uint16_t peer, std::span<const uint8_t> message);
+    LinkState& make_link(uint64_t tag, Link::Kind kind, net::MessageStream stream,
+                         std::string address);
+    void read_link(uint64_t tag);
+    void take_control(LinkState& state);
+    Status on_control(LinkState& state, std::span<const uint8_t> message);
+    Status on_relay_control(LinkState& state, const wire::FrameView& frame);
+    Status on_renew(LinkState& state, const wire::FrameView& frame);
+    std::shared_ptr<WorkerSession> session_of(uint64_t link_tag, uint16_t peer) const;
     void tick();
+    void tick_links();
+    void tick_sessions();
     void sweep();
     void refuse(Joining& joining, const Error& error);
 
     // Constant after construction.
+    const HubOptions options_;
     Replica& replica_;
     RosterBoard& board_;
     Verifier& verifier_;
-    const dispatch::HealthOptions health_;
-    const HubLimits limits_;
     net::UniqueFd epoll_;
     net::UniqueFd event_;
     std::unique_ptr<net::Listener> listener_;
@@ -83,11 +129,14 @@ private:
 
     // Hub thread only.
     std::map<uint64_t, Joining> joining_;
-    uint64_t next_tag_ = 1;
+    std::map<uint64_t, LinkState> links_;
+    uint64_t next_tag_ = 1;      // of connections
+    uint64_t next_session_ = 1;  // a worker's generation
 
     mutable std::mutex mu_;
     // Guarded by mu_.
-    std::vector<std::pair<net::MessageStream, std::string>> incoming_;
+    std::vector<Incoming> incoming_;
+    std::vector<uint64_t> revoked_;
     std::map<uint64_t, std::shared_ptr<WorkerSession>> sessions_;
     std::vector<WorkerReport> departed_;
     std::thread thread_;

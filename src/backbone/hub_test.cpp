@@ -238,13 +238,39 @@ TEST(Challenge, OtherBitsAreLabelledWhereTheyMayBeUsed) {
     EXPECT_FALSE(swarm.backbone().report().workers.at(0).exact);
 }
 
-TEST(Challenge, SilentAtTheChallengeHoldsNothing) {
+TEST(Challenge, AnErrorAtTheChallengeHoldsNothing) {
     ToySwarm swarm;
-    auto silent = swarm.worker(0, 8, "silent", Mood::kError);
-    EXPECT_TRUE(eventually([&] { return silent->computes() > 0; }));
+    auto failing = swarm.worker(0, 8, "failing", Mood::kError);
+    EXPECT_TRUE(eventually([&] { return failing->computes() > 0; }));
     auto lane = swarm.backbone().open_lane();
     EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).remote);
     EXPECT_EQ(swarm.backbone().coverage(), 0.0);
+}
+
+// Whatever the reason, a refused PROGRAM costs that bank and nothing else.
+TEST(Challenge, ABankWhoseProgramIsRefusedIsLeftOut) {
+    ToySwarm swarm;
+    auto worker = swarm.worker(0, 8, "half", Mood::kRefusesLayer1);
+    ASSERT_TRUE(swarm.covered(0.5));
+    EXPECT_TRUE(eventually([&] { return worker->refused() > 0; }));
+    auto lane = swarm.backbone().open_lane();
+    EXPECT_TRUE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).same_bits);
+    EXPECT_FALSE(swarm.check(*lane, kLayer1, {0, 1}, 2, 2).remote);
+    EXPECT_EQ(connected(swarm.backbone()), 1u);
+    EXPECT_EQ(swarm.backbone().coverage(), 0.5);
+}
+
+// A challenge obeys rows_max and pairs_max as every other request; the fake worker insists on it.
+TEST(Challenge, IsNoLargerThanTheWorkerTakes) {
+    for (const uint32_t most : {1u, 2u, 5u}) {
+        ToySwarm swarm;
+        auto worker = swarm.worker(0, 8, "small", Mood::kHonest, [=](wire::Hello& hello) {
+            hello.rows_max = hello.pairs_max = most;
+        });
+        EXPECT_TRUE(swarm.covered()) << most << ": " << worker->last_error();
+        auto lane = swarm.backbone().open_lane();
+        EXPECT_TRUE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).same_bits);
+    }
 }
 
 // ---- the roster ---------------------------------------------------------------------------------

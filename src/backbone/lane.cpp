@@ -42,7 +42,7 @@ SwarmLane::SwarmLane(Replica& replica, RosterBoard& board, Stats& stats,
 SwarmLane::~SwarmLane() {
     finish();
     if (!roster_) return;
-    for (const auto& worker : roster_->workers) worker->give_back(this);
+    for (const auto& worker : roster_->workers) worker->link()->give_back(this);
 }
 
 void SwarmLane::set_threads(uint32_t threads) {
@@ -148,9 +148,7 @@ void SwarmLane::assign(std::span<const uint32_t> groups) {
                 continue;
             auto known = std::find(plan_workers_.begin(), plan_workers_.end(), worker);
             if (known == plan_workers_.end()) {
-                dispatch::HolderCost cost;
-                session(worker).costs(cost.request_us, cost.pair_us);
-                plan_costs_.push_back(cost);
+                plan_costs_.push_back(session(worker).costs());
                 known = plan_workers_.insert(known, worker);
             }
             plan_holders_[i].push_back(static_cast<uint32_t>(known - plan_workers_.begin()));
@@ -229,9 +227,9 @@ bool SwarmLane::send_call(uint32_t worker, std::span<const uint32_t> groups) {
         wire_pairs_[i].local =
             static_cast<uint32_t>(held->local_of_global[batch_->pairs[call->pairs[i]].expert]);
     }
-    if (std::find(claimed_.begin(), claimed_.end(), worker) == claimed_.end() &&
-        target.claim(this)) {
-        claimed_.push_back(worker);
+    Link* link = target.link().get();
+    if (std::find(claimed_.begin(), claimed_.end(), link) == claimed_.end() && link->claim(this)) {
+        claimed_.push_back(link);
     }
     call->request_id = target.next_request_id();
     head_.clear();
@@ -246,10 +244,10 @@ bool SwarmLane::send_call(uint32_t worker, std::span<const uint32_t> groups) {
         if (other->open && other->worker == worker)
             pairs_ahead += static_cast<uint32_t>(other->pairs.size());
     }
-    call->deadline =
-        call->sent + target.deadline(pairs_ahead + static_cast<uint32_t>(call->pairs.size()));
+    const auto pairs = static_cast<uint32_t>(call->pairs.size());
+    call->deadline = call->sent + target.deadline(pairs_ahead + pairs);
     const uint64_t cookie = (uint64_t{epoch_} << 32) | calls_.size();
-    if (!target.request(call->request_id, pieces, &mailbox_, cookie)) return false;
+    if (!target.request(call->request_id, pieces, pairs, &mailbox_, cookie)) return false;
     call->open = true;
     ++calls_open_;
     calls_.push_back(std::move(call));
@@ -372,19 +370,17 @@ void SwarmLane::wait_for_replies() {
         if (call->open) deadline = std::min(deadline, call->deadline);
     }
     poll_entries_.clear();
-    poll_workers_.clear();
-    for (uint32_t worker : claimed_) {
-        WorkerSession& from = session(worker);
-        if (!from.open()) continue;  // its socket would wake poll() again and again
-        const short events = static_cast<short>(from.wants_write() ? POLLIN | POLLOUT : POLLIN);
-        poll_entries_.push_back({from.fd(), events, 0});
-        poll_workers_.push_back(worker);
+    poll_links_.clear();
+    for (Link* link : claimed_) {
+        if (!link->open()) continue;  // its socket would wake poll() again and again
+        const short events = static_cast<short>(link->wants_write() ? POLLIN | POLLOUT : POLLIN);
+        poll_entries_.push_back({link->fd(), events, 0});
+        poll_links_.push_back(link);
     }
     poll_entries_.push_back({mailbox_.fd(), POLLIN, 0});
     if (::poll(poll_entries_.data(), poll_entries_.size(), poll_timeout(deadline)) <= 0) return;
-    for (size_t i = 0; i < poll_workers_.size(); ++i) {
-        if (poll_entries_[i].revents != 0)
-            (void)session(poll_workers_[i]).pump(&mailbox_, on_reply_);
+    for (size_t i = 0; i < poll_links_.size(); ++i) {
+        if (poll_entries_[i].revents != 0) (void)poll_links_[i]->pump(&mailbox_, on_reply_);
     }
     if (poll_entries_.back().revents != 0) {
         mailbox_.take(replies_);
@@ -492,7 +488,7 @@ void SwarmLane::finish() {
     }
     calls_.clear();
     calls_open_ = 0;
-    for (uint32_t worker : claimed_) session(worker).release(this);
+    for (Link* link : claimed_) link->release(this);
     claimed_.clear();
 }
 

@@ -84,7 +84,7 @@ private:
     Stats& stats_;
     std::unique_ptr<engine::ExpertEngine> engine_;
     Mailbox mailbox_;
-    WorkerSession::OnReply on_reply_;
+    OnReply on_reply_;
 
     // Of the lane's thread: the roster snapshot.
     std::shared_ptr<const Roster> roster_;
@@ -105,7 +105,7 @@ private:
     std::vector<std::unique_ptr<Call>> calls_;
     size_t calls_open_ = 0;
     std::vector<uint32_t> suspects_;  // calls whose answer had values that are not numbers
-    std::vector<uint32_t> claimed_;   // worker indices
+    std::vector<Link*> claimed_;      // of workers in roster_, which keeps them
     std::vector<uint8_t> quantised_;  // all rows as Q8_K
     bool rows_quantised_ = false;
     uint64_t remote_pairs_ = 0, local_pairs_ = 0, retried_pairs_ = 0;
@@ -126,7 +126,7 @@ private:
     std::vector<uint32_t> row_slot_;
     std::vector<Reply> replies_;
     std::vector<pollfd> poll_entries_;
-    std::vector<uint32_t> poll_workers_;
+    std::vector<Link*> poll_links_;
     ByteWriter head_;
 };
 

@@ -1,7 +1,5 @@
 #include "backbone/session.hpp"
 
-#include <sys/epoll.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +9,6 @@ namespace kvasir::backbone {
 namespace {
 
 constexpr size_t kSamples = 4096;
-constexpr auto kClaimIdle = std::chrono::milliseconds(50);
 constexpr uint32_t kControlPerSecondMax = 100;  // frames of a worker that answer no request
 
 std::string one_line(const wire::BuildFingerprint& build) {
@@ -48,16 +45,15 @@ std::vector<HeldBank> held_banks(const wire::Hello& hello) {
     return banks;
 }
 
-WorkerSession::WorkerSession(uint64_t tag, net::MessageStream stream, wire::Hello hello,
-                             int epoll_fd, int hub_event, dispatch::HealthOptions health)
+WorkerSession::WorkerSession(uint64_t tag, std::shared_ptr<Link> link, uint16_t peer,
+                             wire::Hello hello, int hub_event, dispatch::HealthOptions health)
     : tag_(tag),
       hello_(std::move(hello)),
       label_(printable(hello_.name, 40) + "#" + std::to_string(tag)),
       banks_(held_banks(hello_)),
-      epoll_fd_(epoll_fd),
+      link_(std::move(link)),
+      peer_(peer),
       hub_event_(hub_event),
-      fd_(stream.fd()),
-      stream_(std::move(stream)),
       health_(health) {}
 
 const HeldBank* WorkerSession::bank(LayerKey layer) const {
@@ -67,110 +63,54 @@ const HeldBank* WorkerSession::bank(LayerKey layer) const {
     return nullptr;
 }
 
+Status WorkerSession::enqueue_locked(std::span<const std::span<const uint8_t>> pieces) {
+    Status ok = link_->enqueue_locked(pieces, peer_);
+    if (!ok) {
+        if (ok.error().code != Errc::kBusy && ok.error().code != Errc::kLimit) {
+            link_->close_locked(ok.error(), nullptr, {});
+        }
+        return ok;
+    }
+    uint64_t bytes = 0;
+    for (const auto& piece : pieces) bytes += piece.size();
+    bytes_out_ += link_->wire_bytes(bytes, true);
+    link_->asked_locked();
+    return {};
+}
+
+Status WorkerSession::enqueue_locked(std::span<const uint8_t> message) {
+    return enqueue_locked(std::span<const std::span<const uint8_t>>(&message, 1));
+}
+
+Status WorkerSession::send(std::span<const uint8_t> message) {
+    const std::lock_guard lock(link_->mu_);
+    if (!open()) return fail(Errc::kClosed, label_ + " has left");
+    return enqueue_locked(message);
+}
+
 Status WorkerSession::request(uint32_t request_id, std::span<const std::span<const uint8_t>> pieces,
-                              Mailbox* box, uint64_t cookie) {
-    const std::lock_guard lock(mu_);
+                              uint32_t pairs, Mailbox* box, uint64_t cookie) {
+    const std::lock_guard lock(link_->mu_);
     if (!open()) return fail(Errc::kClosed, label_ + " has left");
     if (pending_.size() >= kPendingMax)
         return fail(Errc::kBusy, label_ + " has too many requests under way");
-    if (Status ok = stream_.enqueue(pieces); !ok) {
-        if (ok.error().code != Errc::kBusy) close_locked(ok.error(), nullptr, {});
-        return ok;
-    }
-    pending_.emplace(request_id, Pending{box, cookie});
+    if (Status ok = enqueue_locked(pieces); !ok) return ok;
+    pending_.emplace(request_id, Pending{box, cookie, pairs});
+    ++link_->pending_;
+    pairs_pending_ += pairs;
     ++requests_;
-    if (!reading_ && reader_ != nullptr) give_back_locked();
-    if (stream_.wants_write() && reader_ == nullptr) watch_locked();
     return {};
 }
 
 void WorkerSession::cancel(uint32_t request_id) {
-    const std::lock_guard lock(mu_);
-    if (pending_.erase(request_id) == 0) return;
+    const std::lock_guard lock(link_->mu_);
+    const auto found = pending_.find(request_id);
+    if (found == pending_.end()) return;
+    pairs_pending_ -= found->second.pairs;
+    --link_->pending_;
+    pending_.erase(found);
     cancelled_.insert(request_id);
     if (cancelled_.size() > kPendingMax) cancelled_.erase(cancelled_.begin());
-}
-
-bool WorkerSession::claim(const void* reader) {
-    const std::lock_guard lock(mu_);
-    if (reading_ && reader_ != reader) return false;
-    if (reader_ == nullptr) {
-        epoll_event event{};
-        event.events = EPOLLONESHOT;  // a hang-up is always reported, but then only once
-        event.data.u64 = tag_;
-        ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd_, &event);
-    }
-    reader_ = reader;
-    reading_ = true;
-    return true;
-}
-
-void WorkerSession::release(const void* reader) {
-    const std::lock_guard lock(mu_);
-    if (reader_ != reader || !reading_) return;
-    reading_ = false;
-    idle_since_ = net::Clock::now();
-    // Somebody else waits for what may come: the hub has to read.
-    if (!pending_.empty() || stream_.wants_write()) give_back_locked();
-}
-
-void WorkerSession::give_back(const void* reader) {
-    const std::lock_guard lock(mu_);
-    if (reader_ == reader) give_back_locked();
-}
-
-void WorkerSession::give_back_idle() {
-    const std::lock_guard lock(mu_);
-    if (reading_ || reader_ == nullptr) return;
-    if (net::Clock::now() - idle_since_ >= kClaimIdle) give_back_locked();
-}
-
-void WorkerSession::give_back_locked() {
-    reader_ = nullptr;
-    reading_ = false;
-    watch_locked();
-}
-
-void WorkerSession::watch() {
-    const std::lock_guard lock(mu_);
-    if (reader_ == nullptr) watch_locked();
-}
-
-void WorkerSession::watch_locked() {
-    if (!open()) return;
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;
-    if (stream_.wants_write()) event.events |= EPOLLOUT;
-    event.data.u64 = tag_;
-    ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd_, &event);
-}
-
-Status WorkerSession::pump(Mailbox* box, const OnReply& on_reply) {
-    const std::lock_guard lock(mu_);
-    if (!open()) return fail(Errc::kClosed, label_ + " has left");
-    if (stream_.wants_write()) {
-        if (Status ok = stream_.flush(); !ok) {
-            close_locked(ok.error(), box, on_reply);
-            return ok;
-        }
-    }
-    for (;;) {
-        auto message = stream_.try_receive();
-        if (!message) {
-            close_locked(message.error(), box, on_reply);
-            return tl::unexpected(message.error());
-        }
-        if (!*message) return {};
-        auto frame = wire::decode_frame(**message);
-        Status ok = frame ? handle(*frame, box, on_reply) : Status(tl::unexpected(frame.error()));
-        if (!ok) {
-            const auto bytes = wire::encode_error({ok.error().code, ok.error().detail}, 0);
-            (void)stream_.enqueue(bytes);
-            close_locked(ok.error(), box, on_reply);
-            return ok;
-        }
-        if (!stream_.may_have_more()) return {};
-    }
 }
 
 Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const OnReply& on_reply) {
@@ -193,7 +133,7 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
         case wire::FrameType::kPing: {
             auto token = wire::decode_token(frame.payload);
             if (!token) return tl::unexpected(token.error());
-            return stream_.enqueue(wire::encode_pong(*token));
+            return enqueue_locked(wire::encode_pong(*token));
         }
         case wire::FrameType::kPong: {
             if (auto token = wire::decode_token(frame.payload); !token)
@@ -228,7 +168,7 @@ Status WorkerSession::count_control_locked(net::Clock::time_point now) {
 }
 
 void WorkerSession::mark_exact(bool exact) {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     differed_ = differed_ || !exact;
     exact_.store(!differed_);
 }
@@ -246,6 +186,8 @@ Status WorkerSession::deliver(const wire::FrameView& frame, Mailbox* box, const 
     }
     const Pending pending = found->second;
     pending_.erase(found);
+    pairs_pending_ -= pending.pairs;
+    --link_->pending_;
     Error error;
     if (frame.header.type == wire::FrameType::kError) {
         auto decoded = wire::decode_error(frame.payload);
@@ -263,14 +205,12 @@ Status WorkerSession::deliver(const wire::FrameView& frame, Mailbox* box, const 
 }
 
 void WorkerSession::close(const Error& reason) {
-    const std::lock_guard lock(mu_);
-    if (open() && reason.code != Errc::kClosed) {
-        (void)stream_.enqueue(wire::encode_error({reason.code, reason.detail}, 0));
-    }
-    close_locked(reason, nullptr, {});
+    const std::lock_guard lock(link_->mu_);
+    end_locked(reason, nullptr, {});
 }
 
-void WorkerSession::close_locked(const Error& reason, Mailbox* box, const OnReply& on_reply) {
+// What the worker is told goes out first; a relay's link goes on for the others.
+void WorkerSession::end_locked(const Error& reason, Mailbox* box, const OnReply& on_reply) {
     if (!open()) return;
     open_.store(false, std::memory_order_release);
     refresh_usable_locked();
@@ -284,8 +224,25 @@ void WorkerSession::close_locked(const Error& reason, Mailbox* box, const OnRepl
         }
     }
     failures_ += pending_.size();
+    link_->pending_ -= pending_.size();
+    pairs_pending_ = 0;
     pending_.clear();
-    stream_.close();
+    if (link_->open()) {
+        const bool relayed = link_->kind() == Link::Kind::kRelay;
+        // Its own socket says the rest by closing.
+        if (relayed || reason.code != Errc::kClosed) {
+            const auto bytes = wire::encode_error({reason.code, reason.detail}, 0);
+            const std::span<const uint8_t> piece(bytes);
+            (void)link_->enqueue_locked({&piece, 1}, peer_);
+        }
+        if (relayed) {
+            const auto found = link_->sessions_.find(peer_);
+            if (found != link_->sessions_.end() && found->second.get() == this)
+                link_->sessions_.erase(found);
+        } else {
+            link_->close_locked(reason, box, on_reply);
+        }
+    }
     notify(hub_event_);
 }
 
@@ -293,35 +250,27 @@ void WorkerSession::refresh_usable_locked() {
     usable_.store(open() && !draining_.load() && health_.usable(), std::memory_order_release);
 }
 
-bool WorkerSession::wants_write() const {
-    const std::lock_guard lock(mu_);
-    return stream_.wants_write();
-}
-
 void WorkerSession::ping() {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     if (!open()) return;
     last_ping_ = net::Clock::now();
     const auto token = static_cast<uint64_t>(last_ping_.time_since_epoch().count());
-    if (Status ok = stream_.enqueue(wire::encode_ping(token));
-        !ok && ok.error().code != Errc::kBusy) {
-        close_locked(ok.error(), nullptr, {});
-    }
+    (void)enqueue_locked(wire::encode_ping(token));
 }
 
 net::Clock::time_point WorkerSession::last_heard() const {
-    const std::lock_guard lock(mu_);
-    return stream_.last_heard();
+    const std::lock_guard lock(link_->mu_);
+    return last_heard_;
 }
 
 net::Clock::time_point WorkerSession::last_ping() const {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     return last_ping_;
 }
 
 void WorkerSession::on_answer(uint32_t pairs, std::chrono::nanoseconds took,
                               std::chrono::nanoseconds compute) {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     health_.on_answer(pairs, took, compute);
     pairs_ += pairs;
     const float us = static_cast<float>(compute.count()) / 1000.0f;
@@ -333,7 +282,7 @@ void WorkerSession::on_answer(uint32_t pairs, std::chrono::nanoseconds took,
 }
 
 void WorkerSession::on_failure() {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     health_.on_failure(net::Clock::now());
     ++failures_;
     refresh_usable_locked();
@@ -341,23 +290,26 @@ void WorkerSession::on_failure() {
 }
 
 bool WorkerSession::wants_probe() const {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     return open() && health_.wants_probe(net::Clock::now());
 }
 
 std::chrono::milliseconds WorkerSession::deadline(uint32_t pairs) const {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     return health_.deadline(pairs);
 }
 
-void WorkerSession::costs(double& request_us, double& pair_us) const {
-    const std::lock_guard lock(mu_);
-    request_us = health_.request_us();
-    pair_us = health_.pair_us();
+dispatch::HolderCost WorkerSession::costs() const {
+    const std::lock_guard lock(link_->mu_);
+    dispatch::HolderCost cost;
+    cost.request_us = health_.request_us();
+    cost.pair_us = health_.pair_us();
+    cost.queued_us = static_cast<double>(pairs_pending_) * cost.pair_us;
+    return cost;
 }
 
 WorkerReport WorkerSession::report() const {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     WorkerReport out;
     out.id = label_;
     out.build = one_line(hello_.build);
@@ -365,8 +317,8 @@ WorkerReport WorkerSession::report() const {
     out.pairs = pairs_;
     out.requests = requests_;
     out.failures = failures_;
-    out.bytes_in = stream_.counters().bytes_in - bytes_in_base_;
-    out.bytes_out = stream_.counters().bytes_out - bytes_out_base_;
+    out.bytes_in = bytes_in_;
+    out.bytes_out = bytes_out_;
     out.compute_us_p50 = median(compute_us_);
     out.exact = exact();
     out.connected = open();
@@ -374,10 +326,9 @@ WorkerReport WorkerSession::report() const {
 }
 
 void WorkerSession::reset_report() {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(link_->mu_);
     pairs_ = requests_ = failures_ = late_ = 0;
-    bytes_in_base_ = stream_.counters().bytes_in;
-    bytes_out_base_ = stream_.counters().bytes_out;
+    bytes_in_ = bytes_out_ = 0;
     compute_us_.clear();
     compute_next_ = 0;
 }

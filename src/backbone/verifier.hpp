@@ -1,21 +1,25 @@
-// The verifier: agrees on programs with a worker and runs the numeric challenge, bank by bank.
+// The verifier: agrees on programs with workers and runs the numeric challenge, bank by bank.
 //
 // Used by the hub at join and when a new program is learned. For every bank a worker holds:
 // PROGRAM, PROGRAM_ACK, then requests with random rows for some of its own experts, once with one
 // row and once with several; the answers are compared with the replica's bits. What passes enters
-// the roster. Thread: its own, one task at a time.
+// the roster. Workers are checked side by side, each one bank after the other, so that one that is
+// slow or silent keeps nobody waiting. Thread: its own.
 //
-// Owns: an engine (one thread). Limits: kVerifyQueueMax tasks; a worker that does not answer in
-// time is closed.
+// Owns: an engine (one thread). Limits: one request under way per worker; a worker that does not
+// answer in time is closed.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
-#include <set>
+#include <span>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "backbone/replica.hpp"
 #include "backbone/roster.hpp"
@@ -35,30 +39,56 @@ public:
     void on_program(LayerKey layer);
 
 private:
-    struct Task {
-        std::shared_ptr<WorkerSession> session;
-        LayerKey layer;
+    // The check of one bank that is under way.
+    struct Check {
+        LearnedBank learned;
+        uint32_t rows = 0;     // of the challenge; 0: PROGRAM was sent
+        bool crowded = false;  // the request with several rows was sent
+        uint32_t request_id = 0;
+        uint64_t cookie = 0;
+        net::Deadline deadline{};
+        std::vector<float> values;          // the challenge's rows
+        std::vector<engine::PairIn> pairs;  // with global experts
+        bool exact = true;
     };
-    void run();
-    Status verify(WorkerSession& session, LayerKey layer);
-    Status challenge(WorkerSession& session, const LearnedBank& learned, const HeldBank& held,
-                     uint32_t rows, bool& exact);
-    Result<Reply> ask(WorkerSession& session, uint32_t request_id,
-                      std::span<const std::span<const uint8_t>> pieces);
+    struct Candidate {
+        std::shared_ptr<WorkerSession> session;
+        std::deque<LayerKey> todo;
+        std::optional<Check> check;  // of todo.front()
+    };
 
+    void run();
+    void take_tasks();
+    void start_checks();
+    void take_replies();
+    void expire();
+    net::Deadline next_deadline() const;
+    Status start(Candidate& candidate);
+    Status step(Candidate& candidate, const Reply& reply);
+    Status on_ack(Candidate& candidate, const Reply& reply);
+    Status on_answer(Candidate& candidate, const Reply& reply);
+    static uint32_t crowd(const Candidate& candidate);
+    Status send_challenge(Candidate& candidate, uint32_t rows);
+    Status send(Candidate& candidate, std::span<const std::span<const uint8_t>> pieces);
+    Status passed(Candidate& candidate);
+    void finish(Candidate& candidate, const Status& outcome);
+
+    // Constant after construction.
     Replica& replica_;
     RosterBoard& board_;
-    const std::unique_ptr<engine::ExpertEngine> engine_;  // verifier thread only
+    const std::unique_ptr<engine::ExpertEngine> engine_;
     const bool exact_strict_;
-    Mailbox mailbox_;  // verifier thread only
+    Mailbox mailbox_;
+
+    // Verifier thread only.
     std::mt19937_64 random_;
     uint64_t last_cookie_ = 0;  // of the mailbox: request ids repeat from session to session
+    std::map<uint64_t, Candidate> candidates_;  // by session tag
 
     std::mutex mu_;
-    std::condition_variable wake_;
     // Guarded by mu_.
     bool stopping_ = false;
-    std::deque<Task> tasks_;
+    std::vector<std::pair<std::shared_ptr<WorkerSession>, LayerKey>> tasks_;
     std::map<uint64_t, std::shared_ptr<WorkerSession>> sessions_;
     std::thread thread_;
 };

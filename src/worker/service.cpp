@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/log.hpp"
+#include "wire/attach.hpp"
 
 namespace kvasir::worker {
 namespace {
@@ -47,13 +48,24 @@ ExpertService::ExpertService(const Holding& holding, ggml_backend_device* device
 Answer ExpertService::handle(std::span<const uint8_t> message) {
     auto frame = wire::decode_frame(message);
     if (!frame) return error_answer(frame.error(), 0);
-    switch (frame->header.type) {
+    Answer answer = handle(*frame);
+    if (frame->header.peer != 0 && !answer.head.empty())
+        wire::set_peer(answer.head, frame->header.peer);
+    return answer;
+}
+
+void ExpertService::reset(uint16_t peer) {
+    programs_.erase(programs_.lower_bound({peer, 0}), programs_.lower_bound({peer + 1, 0}));
+}
+
+Answer ExpertService::handle(const wire::FrameView& frame) {
+    switch (frame.header.type) {
         case wire::FrameType::kProgram:
-            return program(*frame);
+            return program(frame);
         case wire::FrameType::kCompute:
-            return compute(*frame);
+            return compute(frame);
         case wire::FrameType::kPing: {
-            auto token = wire::decode_token(frame->payload);
+            auto token = wire::decode_token(frame.payload);
             if (!token) return error_answer(token.error(), 0);
             Answer answer;
             answer.head = wire::encode_pong(*token);
@@ -67,11 +79,11 @@ Answer ExpertService::handle(std::span<const uint8_t> message) {
             return answer;
         }
         case wire::FrameType::kError: {
-            auto error = wire::decode_error(frame->payload);
+            auto error = wire::decode_error(frame.payload);
             log(LogLevel::kWarn, "worker",
                 "backbone says: " + (error ? printable(error->detail) : "(malformed)"));
             Answer answer;
-            answer.close = frame->header.request_id == 0;
+            answer.close = frame.header.request_id == 0;
             if (error)
                 answer.reason = {error->code,
                                  "the backbone says: " + printable(error->detail, 500)};
@@ -80,7 +92,7 @@ Answer ExpertService::handle(std::span<const uint8_t> message) {
         default:
             return error_answer(
                 {Errc::kProtocol, "frame type " +
-                                      std::to_string(static_cast<int>(frame->header.type)) +
+                                      std::to_string(static_cast<int>(frame.header.type)) +
                                       " is not for a worker"},
                 0);
     }
@@ -91,7 +103,7 @@ Answer ExpertService::program(const wire::FrameView& frame) {
     if (!message) return error_answer(message.error(), 0);
     wire::ProgramAck ack;
     ack.program = message->program;
-    if (Status ok = load(*message); !ok) {
+    if (Status ok = load(frame.header.peer, *message); !ok) {
         ack.status = errc_info(ok.error().code).wire_code;
         ack.detail = ok.error().detail;
         log(LogLevel::kWarn, "worker", "program refused: " + ok.error().detail);
@@ -101,7 +113,7 @@ Answer ExpertService::program(const wire::FrameView& frame) {
     return answer;
 }
 
-Status ExpertService::load(const wire::ProgramMessage& message) {
+Status ExpertService::load(uint16_t peer, const wire::ProgramMessage& message) {
     if (programs_.size() >= kProgramsMax)
         return fail(Errc::kLimit, "too many programs on one connection");
     auto program = moe::decode_program(message.code);
@@ -119,7 +131,7 @@ Status ExpertService::load(const wire::ProgramMessage& message) {
     if ((*prepared)->scratch_bytes_per_pair() * pairs_max_ > kScratchBytesMax) {
         return fail(Errc::kLimit, "the program's intermediate values take too much memory");
     }
-    programs_[message.program] = {std::move(*prepared), file_index};
+    programs_[{peer, message.program}] = {std::move(*prepared), file_index};
     return {};
 }
 
@@ -128,7 +140,7 @@ Answer ExpertService::compute(const wire::FrameView& frame) {
     if (!view) return error_answer(view.error(), 0);
     const auto start = std::chrono::steady_clock::now();
     uint32_t width = 0;
-    auto rows = run(*view, width);
+    auto rows = run(frame.header.peer, *view, width);
     if (!rows) return error_answer(rows.error(), frame.header.request_id);
     const auto took = std::chrono::steady_clock::now() - start;
     pairs_done_ += view->pair_count;
@@ -143,8 +155,9 @@ Answer ExpertService::compute(const wire::FrameView& frame) {
     return answer;
 }
 
-Result<std::span<const float>> ExpertService::run(const wire::ComputeView& view, uint32_t& width) {
-    const auto found = programs_.find(view.program);
+Result<std::span<const float>> ExpertService::run(uint16_t peer, const wire::ComputeView& view,
+                                                  uint32_t& width) {
+    const auto found = programs_.find({peer, view.program});
     if (found == programs_.end()) {
         return fail(Errc::kNotHeld,
                     "program " + std::to_string(view.program) + " is not loaded here");

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -40,8 +41,10 @@ public:
     uint32_t pairs_max() const { return pairs_max_; }
     uint64_t pairs_done() const { return pairs_done_; }
     uint64_t requests_done() const { return requests_done_; }
-    // Forgets programs: a new connection starts from nothing.
+    // Forgets programs: a new connection starts from nothing, and so does a new peer of a relay.
     void reset() { programs_.clear(); }
+    void reset(uint16_t peer);
+    // An answer carries the peer handle of the message. Programs of one peer are not another's.
     Answer handle(std::span<const uint8_t> message);
 
 private:
@@ -50,15 +53,17 @@ private:
         const std::vector<uint32_t>* file_index = nullptr;
     };
     Answer program(const wire::FrameView& frame);
-    Status load(const wire::ProgramMessage& message);
+    Status load(uint16_t peer, const wire::ProgramMessage& message);
     Answer compute(const wire::FrameView& frame);
-    Result<std::span<const float>> run(const wire::ComputeView& view, uint32_t& width);
+    Result<std::span<const float>> run(uint16_t peer, const wire::ComputeView& view,
+                                       uint32_t& width);
 
     const Holding& holding_;
     ggml_backend_device* device_;
     std::unique_ptr<engine::ExpertEngine> engine_;
     uint32_t pairs_max_ = 0;
-    std::map<uint32_t, Loaded> programs_;
+    Answer handle(const wire::FrameView& frame);
+    std::map<std::pair<uint16_t, uint32_t>, Loaded> programs_;  // by peer and id
     std::vector<engine::PairIn> pairs_;
     uint64_t pairs_done_ = 0;
     uint64_t requests_done_ = 0;

@@ -1,8 +1,9 @@
 // Worker: dials out to a backbone, answers, comes back after a broken connection, drains on
 // request.
 //
-// Used by `kvasir worker`. One thread reads, computes and writes: between two requests there is
-// nothing to overlap. Thread: run() on one thread; stop() from any thread or a signal handler.
+// Used by `kvasir worker`. With --connect it says HELLO to one hub; attached to a relay, to every
+// backbone that the relay names. One thread reads, computes and writes: between two requests there
+// is nothing to overlap. Thread: run() on one thread; stop() from any thread or a signal handler.
 // Owns: the connection.
 //
 // Limits: reconnects with exponential backoff and jitter, at most one attempt per pause.
@@ -10,18 +11,32 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 
+#include "access/access.hpp"
 #include "base/result.hpp"
 #include "net/upgrade.hpp"
 #include "worker/service.hpp"
 
 namespace kvasir::worker {
 
+// A relay, or a hub that asks for tokens. Thread: credentials() is called on the worker's.
+struct AttachTarget {
+    net::Endpoint endpoint;
+    std::shared_ptr<const net::TlsClient> tls;
+    std::function<access::Credentials()> credentials;  // fresh ones for every attempt
+};
+
 struct WorkerOptions {
-    std::string connect;  // ws://HOST:PORT
-    std::string name;     // shown to people; empty: the host's name
+    std::string connect;                 // ws://HOST:PORT or wss:// of a hub without tokens, or
+    std::optional<AttachTarget> attach;  // a relay or hub with them
+    std::shared_ptr<const net::TlsClient> tls;  // for a wss:// in `connect`
+    std::string name;                           // shown to people; empty: the host's name
     uint32_t threads = 1;
     std::string device;  // ggml device; empty: CPU
     std::chrono::milliseconds pause_first{100};
@@ -39,9 +54,13 @@ public:
     ~Worker();
 
     // Serves until stop(). Returns ok after a clean drain. Errors that no retry can mend: kVersion,
-    // kMismatch (the backbone runs another model).
+    // kMismatch (the backbone runs another model); with tokens also kDenied, kExpired, kRevoked.
     Status run();
     void stop() noexcept;  // async-signal-safe
+    // Shows a newer token on the live connection. Thread: any.
+    void renew(std::string token);
+    // Is a connection up, and has a backbone welcomed us? Thread: any.
+    bool serving() const { return serving_.load(); }
     // Work done so far, challenges included. Thread: that of run(), or after it.
     uint64_t pairs_done() const { return service_.pairs_done(); }
     uint64_t requests_done() const { return service_.requests_done(); }
@@ -49,9 +68,30 @@ public:
 private:
     Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint,
            ExpertService service);
+    // A backbone behind a relay.
+    struct Peer {
+        wire::PeerUp info;
+        bool said_hello = false;
+        net::Deadline hello_again{};  // after a refusal
+        std::chrono::milliseconds pause{0};
+    };
+
     Result<net::MessageStream> join();
+    Result<net::MessageStream> join_hub();
+    Result<net::MessageStream> attach();
+    wire::Hello hello() const;
+    Status on_welcome(const wire::FrameView& frame);
     Status serve(net::MessageStream& stream);
+    Status wait(net::MessageStream& stream, net::Deadline until, bool draining);
+    Status say_hello(net::MessageStream& stream);
+    Status drain(net::MessageStream& stream);
     Status answer(net::MessageStream& stream, std::span<const uint8_t> message);
+    Status answer_peer(net::MessageStream& stream, const wire::FrameView& frame,
+                       std::span<const uint8_t> message);
+    Status on_server_frame(net::MessageStream& stream, const wire::FrameView& frame,
+                           std::span<const uint8_t> message);
+    Status send(net::MessageStream& stream, std::span<const uint8_t> head,
+                std::span<const uint8_t> body = {});
     bool pause(std::chrono::milliseconds time);  // false when stop() came
 
     const Holding& holding_;
@@ -60,8 +100,13 @@ private:
     ExpertService service_;
     wire::NodeId node_ = {};
     std::chrono::milliseconds ping_interval_{20000};
+    std::map<uint16_t, Peer> peers_;           // of the connection under way
+    std::chrono::milliseconds move_pause_{0};  // what a server that stops asked for
     std::atomic<bool> stopping_{false};
+    std::atomic<bool> serving_{false};
     net::UniqueFd wake_;
+    std::mutex mu_;
+    std::string token_;  // Guarded by mu_: to be shown
 };
 
 }  // namespace kvasir::worker

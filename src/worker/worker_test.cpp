@@ -273,8 +273,10 @@ TEST(Worker, DrainsUnderLoad) {
 TEST(Worker, WrongOptionsAreNamed) {
     (void)toy::cpu();
     WorkerOptions options;
-    options.connect = "http://127.0.0.1:1";
-    EXPECT_EQ(Worker::make(toy_holding(), options).error().code, Errc::kUsage);
+    for (const char* url : {"ftp://127.0.0.1:1", "127.0.0.1", "wss://127.0.0.1:1"}) {
+        options.connect = url;
+        EXPECT_EQ(Worker::make(toy_holding(), options).error().code, Errc::kUsage) << url;
+    }
     options.connect = "ws://127.0.0.1:1";
     options.device = "nothing";
     EXPECT_EQ(Worker::make(toy_holding(), options).error().code, Errc::kUsage);

@@ -1,0 +1,326 @@
+// Hub, the part that lets workers in: HELLO without a gate; NONCE, ATTACH and HELLO with one; HELLO
+// through a relay.
+#include <algorithm>
+#include <utility>
+
+#include "backbone/hub.hpp"
+#include "base/log.hpp"
+#include "engine/runtime.hpp"
+#include "wire/messages.hpp"
+
+#include <sys/epoll.h>
+
+namespace kvasir::backbone {
+namespace {
+
+wire::BuildFingerprint own_build() {
+    const engine::Fingerprint print = engine::fingerprint();
+    return {"kvasir " KVASIR_VERSION, print.engine, print.isa, print.compiler, print.kernels};
+}
+
+std::string version_text(uint16_t major, uint16_t minor) {
+    return std::to_string(major) + "." + std::to_string(minor);
+}
+
+// Of a worker whose key is known: a name that it cannot choose.
+wire::NodeId node_id(const wire::NodeKey& key) {
+    wire::NodeId id;
+    std::copy_n(key.begin(), id.size(), id.begin());
+    return id;
+}
+
+}  // namespace
+
+// An honest worker speaks at once, so the oldest of many that do not is the one to lose.
+void Hub::make_room() {
+    if (joining_.size() < options_.limits.joining_max) return;
+    refuse(joining_.begin()->second, {Errc::kBusy, "too many connections wait for a HELLO"});
+    joining_.erase(joining_.begin());
+}
+
+void Hub::on_joining(uint64_t tag) {
+    const auto found = joining_.find(tag);
+    if (found == joining_.end()) return;
+    bool joined = false;
+    if (Status ok = join_step(tag, found->second, joined); !ok) refuse(found->second, ok.error());
+    const bool gone = joined || found->second.stream.closed();
+    if (gone) joining_.erase(found);
+    const auto link = links_.find(tag);
+    if (link == links_.end()) return;
+    read_link(tag);  // what came right behind makes no event
+    link->second.link->watch();
+}
+
+Status Hub::join_step(uint64_t tag, Joining& joining, bool& joined) {
+    for (;;) {
+        auto message = joining.stream.try_receive();
+        if (!message) return tl::unexpected(message.error());
+        if (!*message) return {};
+        if (!joining.role_seen) {
+            if ((*message)->size() != 1 ||
+                (**message)[0] != static_cast<uint8_t>(wire::Role::kWorker)) {
+                return fail(Errc::kProtocol, "the first message must be the role byte 'W'");
+            }
+            joining.role_seen = true;
+            continue;
+        }
+        // The message lies in the stream's memory, which moves with the stream.
+        const std::vector<uint8_t> first((*message)->begin(), (*message)->end());
+        if (options_.gate) {
+            if (Status ok = on_attach(tag, joining, first); !ok) return ok;
+        } else {
+            auto frame = wire::decode_frame(first);
+            if (!frame) return tl::unexpected(frame.error());
+            if (frame->header.type != wire::FrameType::kHello)
+                return fail(Errc::kProtocol, "expected HELLO");
+            auto hello = wire::decode_hello(frame->payload);
+            if (!hello) return tl::unexpected(hello.error());
+            if (Status ok = check_hello(*hello); !ok) return ok;
+            LinkState& state =
+                make_link(tag, Link::Kind::kDirect, std::move(joining.stream), joining.address);
+            if (Status ok = on_hello(state, 0, first); !ok) state.link->close(ok.error());
+        }
+        joined = true;
+        return {};
+    }
+}
+
+void Hub::refuse(Joining& joining, const Error& error) {
+    log(LogLevel::kWarn, "hub", "refused " + joining.address + ": " + error.detail);
+    if (joining.stream.closed()) return;
+    (void)joining.stream.enqueue(wire::encode_error({error.code, error.detail}, 0));
+    joining.stream.close(error.code == Errc::kProtocol ? 1002 : 1008);
+}
+
+Status Hub::on_attach(uint64_t tag, Joining& joining, std::span<const uint8_t> message) {
+    auto frame = wire::decode_frame(message);
+    if (!frame) return tl::unexpected(frame.error());
+    if (frame->header.type != wire::FrameType::kAttach)
+        return fail(Errc::kDenied, "this hub asks for a token: expected ATTACH");
+    auto attach = wire::decode_attach(frame->payload);
+    if (!attach) return tl::unexpected(attach.error());
+    if (attach->major != wire::kProtocolMajor) {
+        return fail(Errc::kVersion, "worker speaks protocol " +
+                                        version_text(attach->major, attach->minor) +
+                                        ", this backbone " +
+                                        version_text(wire::kProtocolMajor, wire::kProtocolMinor));
+    }
+    auto admission = options_.gate(&joining.nonce, wire::Role::kWorker, *attach);
+    if (!admission) return tl::unexpected(admission.error());
+    wire::Attached attached;
+    attached.generation = tag;
+    attached.ping_interval_ms = static_cast<uint32_t>(options_.limits.ping_interval.count());
+    attached.message_bytes_max = options_.listener.messages.message_bytes_max;
+    attached.token_left_ms = static_cast<uint64_t>(admission->token_left.count());
+    wire::PeerUp self;
+    self.handle = Link::kAttachedPeer;
+    self.role = wire::Role::kBackbone;
+    self.node = options_.node;
+    self.generation = tag;
+    if (Status ok = joining.stream.enqueue(wire::encode_attached(attached)); !ok) return ok;
+    if (Status ok = joining.stream.enqueue(wire::encode_peer_up(self)); !ok) return ok;
+    LinkState& state =
+        make_link(tag, Link::Kind::kAttached, std::move(joining.stream), joining.address);
+    const auto now = net::Clock::now();
+    state.hello_deadline = now + options_.limits.hello_deadline;
+    state.token_end = now + admission->token_left;
+    state.admission = std::move(*admission);
+    wire::PeerUp worker;
+    worker.handle = Link::kAttachedPeer;
+    worker.node = attach->node;
+    state.peers.emplace(worker.handle, worker);
+    return {};
+}
+
+Status Hub::check_hello(const wire::Hello& hello) const {
+    if (hello.major != wire::kProtocolMajor) {
+        return fail(Errc::kVersion, "worker speaks protocol " +
+                                        version_text(hello.major, hello.minor) +
+                                        ", this backbone " +
+                                        version_text(wire::kProtocolMajor, wire::kProtocolMinor) +
+                                        ": update the older one");
+    }
+    const moe::Manifest* manifest = replica_.manifest();
+    const bool has_id = hello.model_id != Sha256{};
+    if (manifest != nullptr && has_id && hello.model_id != manifest->model_id) {
+        return fail(Errc::kMismatch, "worker holds model " + to_hex(hello.model_id).substr(0, 16) +
+                                         "..., this backbone runs " +
+                                         to_hex(manifest->model_id).substr(0, 16) +
+                                         "... (another model or another quantisation of it)");
+    }
+    if (hello.segments.empty()) return fail(Errc::kMismatch, "worker holds no experts");
+    const wire::HeldSegment* before = nullptr;
+    for (const wire::HeldSegment& held : hello.segments) {
+        const Segment& segment = held.segment;
+        const std::string where = "segment " + to_string(segment.layer) + ":" +
+                                  std::to_string(segment.begin) + "-" + std::to_string(segment.end);
+        const moe::ExpertBank* bank = replica_.model().find_bank(segment.layer);
+        if (bank == nullptr || segment.begin >= segment.end || segment.end > bank->experts) {
+            return fail(Errc::kMismatch, where + " does not exist in this model");
+        }
+        if (before != nullptr &&
+            (before->segment.layer > segment.layer ||
+             (before->segment.layer == segment.layer && before->segment.end > segment.begin))) {
+            return fail(Errc::kProtocol, where + " is out of order or overlaps");
+        }
+        if (manifest != nullptr && manifest->segment_digest(segment) != held.digest) {
+            return fail(Errc::kMismatch,
+                        where + " has other bytes than this model (digest differs)");
+        }
+        before = &held;
+    }
+    return {};
+}
+
+// `message` is a HELLO of that peer.
+Status Hub::on_hello(LinkState& state, uint16_t peer, std::span<const uint8_t> message) {
+    auto frame = wire::decode_frame(message);
+    if (!frame) return tl::unexpected(frame.error());
+    auto hello = wire::decode_hello(frame->payload);
+    if (!hello) return tl::unexpected(hello.error());
+    if (Status ok = check_hello(*hello); !ok) return ok;
+    if (const auto known = state.peers.find(peer); known != state.peers.end())
+        hello->node = node_id(known->second.node);
+    const auto others = sessions();
+    if (others.size() >= options_.limits.sessions_max)
+        return fail(Errc::kBusy, "this backbone has enough workers");
+    const uint64_t tag = next_session_++;
+    wire::Welcome welcome;
+    welcome.generation = tag;
+    welcome.ping_interval_ms = static_cast<uint32_t>(options_.limits.ping_interval.count());
+    welcome.build = own_build();
+    for (const auto& other : others) {
+        if (other->hello().node == hello->node) {
+            other->close({Errc::kClosed, "replaced by a newer connection of the same node"});
+        }
+    }
+    auto session = std::make_shared<WorkerSession>(tag, state.link, peer, std::move(*hello),
+                                                   event_.get(), options_.health);
+    if (Status ok = session->send(wire::encode_welcome(welcome)); !ok) return ok;
+    log(LogLevel::kInfo, "hub",
+        "worker " + session->label() + " joined from " + state.link->address());
+    {
+        const std::lock_guard lock(mu_);
+        sessions_.emplace(tag, session);
+    }
+    state.link->add(session);
+    verifier_.add(session);
+    return {};
+}
+
+// ---- frames that belong to no session ----
+
+void Hub::take_control(LinkState& state) {
+    for (const auto& message : state.link->take_control()) {
+        if (Status ok = on_control(state, message); !ok) {
+            log(LogLevel::kWarn, "hub", state.link->address() + ": " + ok.error().detail);
+            state.link->close(ok.error());
+            return;
+        }
+    }
+}
+
+// An error is about the whole link.
+Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
+    auto frame = wire::decode_frame(message);
+    if (!frame) return tl::unexpected(frame.error());
+    const uint16_t peer = frame->header.peer;
+    const bool relay = state.link->kind() == Link::Kind::kRelay;
+    if (peer == 0) {
+        switch (frame->header.type) {
+            case wire::FrameType::kPing: {
+                auto token = wire::decode_token(frame->payload);
+                if (!token) return tl::unexpected(token.error());
+                return state.link->send(wire::encode_pong(*token));
+            }
+            case wire::FrameType::kPong:
+                return {};
+            case wire::FrameType::kGoodbye:
+                return fail(Errc::kClosed, "said goodbye");
+            case wire::FrameType::kError: {
+                auto error = wire::decode_error(frame->payload);
+                if (!error) return tl::unexpected(error.error());
+                return fail(error->code == Errc::kDenied || error->code == Errc::kRevoked
+                                ? error->code
+                                : Errc::kClosed,
+                            printable(error->detail));
+            }
+            default:
+                return relay ? on_relay_control(state, *frame) : on_renew(state, *frame);
+        }
+    }
+    if (!state.peers.contains(peer)) {
+        if (relay) return {};  // its PEER_DOWN crossed what it sent
+        return fail(Errc::kProtocol, "a frame for peer " + std::to_string(peer));
+    }
+    if (frame->header.type != wire::FrameType::kHello) {
+        if (relay) return {};  // of a session that has ended here
+        return fail(Errc::kProtocol, "expected HELLO");
+    }
+    Status ok = on_hello(state, peer, message);
+    if (ok || !relay) return ok;
+    log(LogLevel::kWarn, "hub",
+        "refused a worker behind " + state.link->address() + ": " + ok.error().detail);
+    auto refusal = wire::encode_error({ok.error().code, ok.error().detail}, 0);
+    wire::set_peer(refusal, peer);
+    (void)state.link->send(refusal);
+    return {};
+}
+
+Status Hub::on_renew(LinkState& state, const wire::FrameView& frame) {
+    if (frame.header.type != wire::FrameType::kRenew)
+        return fail(Errc::kProtocol, "a frame of type " +
+                                         std::to_string(static_cast<int>(frame.header.type)) +
+                                         " for the hub itself");
+    auto token = wire::decode_renew(frame.payload);
+    if (!token) return tl::unexpected(token.error());
+    wire::Attach attach;
+    attach.node = state.peers.at(Link::kAttachedPeer).node;
+    attach.token = std::move(*token);
+    auto admission = options_.gate(nullptr, wire::Role::kWorker, attach);
+    if (!admission) {
+        return state.link->send(wire::encode_error(
+            {admission.error().code, admission.error().detail}, frame.header.request_id));
+    }
+    state.token_end = net::Clock::now() + admission->token_left;
+    wire::Attached attached;
+    attached.generation = state.link->tag();
+    attached.ping_interval_ms = static_cast<uint32_t>(options_.limits.ping_interval.count());
+    attached.message_bytes_max = options_.listener.messages.message_bytes_max;
+    attached.token_left_ms = static_cast<uint64_t>(admission->token_left.count());
+    state.admission = std::move(*admission);
+    return state.link->send(wire::encode_attached(attached));
+}
+
+Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
+    switch (frame.header.type) {
+        case wire::FrameType::kPeerUp: {
+            auto peer = wire::decode_peer_up(frame.payload);
+            if (!peer) return tl::unexpected(peer.error());
+            if (peer->role == wire::Role::kWorker) state.peers[peer->handle] = *peer;
+            return {};
+        }
+        case wire::FrameType::kPeerDown: {
+            auto peer = wire::decode_peer_down(frame.payload);
+            if (!peer) return tl::unexpected(peer.error());
+            state.peers.erase(peer->handle);
+            if (const auto session = session_of(state.link->tag(), peer->handle)) {
+                session->close({Errc::kClosed, "left the relay: " + printable(peer->detail)});
+            }
+            return {};
+        }
+        case wire::FrameType::kMove: {
+            auto move = wire::decode_move(frame.payload);
+            if (!move) return tl::unexpected(move.error());
+            state.pause = std::chrono::milliseconds(std::min<uint32_t>(move->within_ms, 60000));
+            return {};
+        }
+        case wire::FrameType::kAttached:
+            return {};  // the answer to a RENEW
+        default:
+            return fail(Errc::kProtocol, "the relay sent a frame of type " +
+                                             std::to_string(static_cast<int>(frame.header.type)));
+    }
+}
+
+}  // namespace kvasir::backbone
