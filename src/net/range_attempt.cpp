@@ -132,7 +132,7 @@ Status RangeAttempt::ask() {
     missing_ = 0;
     whole_ = open_ended_ = text_cut_ = false;
     text_.clear();
-    silent = std::chrono::milliseconds(0);
+    silent = silent.zero();
     ++parts_.counters.requests;
     return transfer_.start(request, *this);
 }
@@ -179,6 +179,8 @@ bool RangeAttempt::same_version(const std::string& key, const Validators& now) {
 }
 
 Take RangeAttempt::on_head(Transfer& transfer) {
+    // One turn serves many transfers: what another has ended is ended for all.
+    if (parts_.cancelled || flow_.failure()) return Take::kStop;
     const ReplyHead& head = transfer.head();
     kind_ = classify_status(head.status);
     if (kind_ == ReplyKind::kBytes) return accept_bytes(head);
@@ -230,7 +232,7 @@ Take RangeAttempt::accept_bytes(const ReplyHead& head) {
 }
 
 Take RangeAttempt::on_body(Transfer&, std::span<const uint8_t> data) {
-    if (parts_.cancelled) return Take::kStop;
+    if (parts_.cancelled || flow_.failure()) return Take::kStop;
     if (!flow_.may_take()) return Take::kPause;
     if (!flow_.pulled(data.size())) return Take::kStop;
     if (kind_ == ReplyKind::kBytes) return take_bytes(data);

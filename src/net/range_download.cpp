@@ -10,6 +10,7 @@ namespace kvasir::net {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
 constexpr milliseconds kWaitMax{1000};
 constexpr int kRetryAfterPauses = 10;  // Retry-After may be that many times pause_max
@@ -24,7 +25,7 @@ bool is_reserved(std::string_view name) {
     return lower == "range" || lower == "accept-encoding" || lower == "host";
 }
 
-milliseconds round_up(std::chrono::steady_clock::duration time) {
+milliseconds round_up(steady_clock::duration time) {
     return std::chrono::ceil<milliseconds>(std::max(time, time.zero()));
 }
 
@@ -117,7 +118,7 @@ Status RangeDownload::run(std::vector<RangeJob> jobs) {
     for (size_t i = 0; i < count; ++i) attempts_.emplace_back(parts_, flow_, options_);
     parts_.transfers.keep_connections(2 * options_.parallel + 4);
     start_attempts();
-    milliseconds waited{0};
+    steady_clock::duration waited{0};
     while (open_jobs_ > 0 && !flow_.failure() && !parts_.cancelled) {
         if (auto turned = parts_.transfers.turn(); !turned) flow_.end_with(turned.error());
         collect_ended();
@@ -127,7 +128,7 @@ Status RangeDownload::run(std::vector<RangeJob> jobs) {
         const milliseconds longest = wait_time();
         const Point before = parts_.time.now();
         parts_.transfers.wait(longest);
-        waited = round_up(parts_.time.now() - before);
+        waited = parts_.time.now() - before;
     }
     for (RangeAttempt& attempt : attempts_) attempt.stop();
     return result();
@@ -254,13 +255,13 @@ milliseconds RangeDownload::pause_after(uint32_t failures) {
 // ---- time ----
 
 // Silence is counted in time spent waiting: a sink that blocks us is nobody's stall.
-void RangeDownload::watch_attempts(milliseconds waited) {
+void RangeDownload::watch_attempts(steady_clock::duration waited) {
     const bool may_take = flow_.may_take();
     for (RangeAttempt& attempt : attempts_) {
         if (!attempt.busy() || flow_.failure()) continue;
         Transfer& transfer = attempt.transfer();
         if (transfer.take_progress() || transfer.paused()) {
-            attempt.silent = milliseconds(0);
+            attempt.silent = attempt.silent.zero();
         } else {
             attempt.silent += waited;
         }
@@ -280,7 +281,7 @@ milliseconds RangeDownload::wait_time() {
         active = true;
         wait = std::min(wait, attempt.transfer().paused()
                                   ? flow_.until_may_take()
-                                  : std::max(milliseconds(1), options_.stall_max - attempt.silent));
+                                  : round_up(options_.stall_max - attempt.silent));
     }
     if (!active && !waiting_.empty()) parts_.time.idle_until(waiting_.begin()->first);
     if (!waiting_.empty()) {

@@ -122,7 +122,7 @@ public:
     bool fresh() const { return hops_ > 0; }
     bool gained() const { return gained_; }
     const HttpUrl& hop() const { return hop_; }
-    std::chrono::milliseconds silent{0};  // without a byte; the scheduler's
+    std::chrono::steady_clock::duration silent{0};  // without a byte; the scheduler's
 
     Take on_head(Transfer& transfer) override;
     Take on_body(Transfer& transfer, std::span<const uint8_t> data) override;
@@ -179,7 +179,7 @@ private:
     void collect_ended();
     void on_end(RangeAttempt& attempt, RangeAttempt::End end);
     void again(RangeAttempt& attempt, RangeJobState& state, bool at_once);
-    void watch_attempts(std::chrono::milliseconds waited);
+    void watch_attempts(std::chrono::steady_clock::duration waited);
     std::chrono::milliseconds wait_time();
     std::chrono::milliseconds pause_after(uint32_t failures);
     Status result();
