@@ -20,6 +20,19 @@
 #include "moe/program.hpp"
 #include "synth/writer.hpp"
 
+namespace kvasir::engine {
+
+// Weights that lie in tensors of the test, which must outlive them.
+struct WeightsForTests {
+    static BankWeights over(const BankWeights::Tensors& tensors) {
+        BankWeights weights;
+        weights.tensors_ = tensors;
+        return weights;
+    }
+};
+
+}  // namespace kvasir::engine
+
 namespace kvasir::engine::testing {
 
 class Folder {

@@ -33,23 +33,6 @@ bool product_takes_q8k(ggml_backend_dev_t device, ggml_type weight_type, int64_t
     return ggml_backend_dev_supports_op(device, ggml_mul_mat(context.get(), a, b));
 }
 
-// Kernels of these types change with the number of rows (ggml-cpu's panel path) and read f32 rows.
-bool depends_on_grouping(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_IQ2_XXS:
-        case GGML_TYPE_IQ2_XS:
-        case GGML_TYPE_IQ2_S:
-        case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S:
-        case GGML_TYPE_IQ1_S:
-        case GGML_TYPE_IQ1_M:
-        case GGML_TYPE_IQ4_XS:
-            return true;
-        default:
-            return false;
-    }
-}
-
 bool bank_takes_q8k(ggml_backend_dev_t device, const Bank& bank) {
     bool any = false;
     for (const moe::ProgramOp& op : bank.program.ops) {
@@ -60,7 +43,7 @@ bool bank_takes_q8k(ggml_backend_dev_t device, const Bank& bank) {
         if (!reads_input) continue;
         if (op.kind != moe::OpKind::kMatMul) return false;
         const ggml_tensor* weights = bank.weights.get(op.role, moe::SlabPart::kWeight);
-        if (depends_on_grouping(weights->type)) return false;
+        if (depends_on_grouping(static_cast<uint32_t>(weights->type))) return false;
         if (!product_takes_q8k(device, weights->type, weights->ne[0])) return false;
         any = true;
     }
@@ -71,8 +54,6 @@ class GgmlEngine final : public ExpertEngine {
 public:
     GgmlEngine(ggml_backend_dev_t device, ggml_backend_ptr backend, ggml_threadpool* pool)
         : device_(device), backend_(std::move(backend)), pool_(pool) {
-        ggml_backend_dev_props props;
-        ggml_backend_dev_get_props(device_, &props);
         host_memory_ = ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device_));
     }
     ~GgmlEngine() override {
@@ -257,6 +238,22 @@ uint64_t row_bytes(uint32_t row_type, uint32_t width) {
     const auto type = static_cast<ggml_type>(row_type);
     if (width == 0 || width % ggml_blck_size(type) != 0) return 0;
     return ggml_row_size(type, width);
+}
+
+bool depends_on_grouping(uint32_t type) {
+    switch (type) {
+        case GGML_TYPE_IQ2_XXS:
+        case GGML_TYPE_IQ2_XS:
+        case GGML_TYPE_IQ2_S:
+        case GGML_TYPE_IQ3_XXS:
+        case GGML_TYPE_IQ3_S:
+        case GGML_TYPE_IQ1_S:
+        case GGML_TYPE_IQ1_M:
+        case GGML_TYPE_IQ4_XS:
+            return true;
+        default:
+            return false;
+    }
 }
 
 uint64_t Bank::scratch_bytes_per_pair() const {

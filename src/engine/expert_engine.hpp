@@ -2,9 +2,8 @@
 //
 // Used by the worker for everything and by the backbone for what it computes itself. compute() is
 // the pure function (rows, pairs) -> rows: one output row a pair, in the order of the pairs, with
-// the bits that ggml_mul_mat_id and its neighbours give in llama.cpp's own graph. For types whose
-// kernel depends on how many rows an expert gets (grid based IQ types), all rows of an expert must
-// be in one call.
+// the bits that ggml_mul_mat_id and its neighbours give in llama.cpp's own graph. For types
+// that depends_on_grouping(), all rows of an expert must be in one call.
 //
 // Thread: one thread at a time per engine; several engines may share weights.
 // Owns: backend, thread pool, one scratch arena (grows to the largest request, bounded by Limits).
@@ -28,6 +27,10 @@ constexpr uint32_t kRowQ8K = 15;
 
 // Bytes of one row of `width` values; 0 for an unknown type or a width that does not fit it.
 uint64_t row_bytes(uint32_t row_type, uint32_t width);
+
+// Do the kernels of this ggml type give a row other bits by how many rows its expert gets?
+// (ggml-cpu's panel path for the grid based IQ types, which also reads f32 rows.)
+bool depends_on_grouping(uint32_t ggml_type);
 
 struct PairIn {
     uint32_t row = 0;     // index into the rows

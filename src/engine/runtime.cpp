@@ -2,8 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <system_error>
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -20,41 +23,53 @@ F cpu_function(const char* name) {
     return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(registry, name));
 }
 
-std::string folder_of_libggml() {
-    Dl_info info{};
-    if (dladdr(reinterpret_cast<void*>(&ggml_backend_load), &info) == 0 || !info.dli_fname)
-        return ".";
-    std::error_code error;
-    const auto path = std::filesystem::canonical(info.dli_fname, error);
-    return error ? "." : path.parent_path().string();
+bool has_cpu() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr;
 }
 
-bool has_feature(const char* wanted) {
-    auto get = cpu_function<ggml_backend_get_features_t>("ggml_backend_get_features");
-    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (get == nullptr || device == nullptr) return false;
-    for (auto* f = get(ggml_backend_dev_backend_reg(device)); f && f->name; ++f) {
-        if (std::strcmp(f->name, wanted) == 0) return true;
-    }
-    return false;
+// The folder that libggml.so was loaded from; empty when it is linked statically into the program.
+std::string folder_of_libggml() {
+    Dl_info info{};
+    if (dladdr(reinterpret_cast<const void*>(&ggml_backend_load), &info) == 0) return {};
+    if (info.dli_fname == nullptr) return {};
+    std::error_code error;
+    const auto path = std::filesystem::canonical(info.dli_fname, error);
+    return error ? std::string{} : path.parent_path().string();
 }
+
+// Hides an environment variable while in scope.
+class HiddenVariable {
+public:
+    explicit HiddenVariable(const char* name) : name_(name) {
+        if (const char* value = std::getenv(name)) {
+            value_ = value;
+            unsetenv(name);
+        }
+    }
+    ~HiddenVariable() {
+        if (value_) setenv(name_, value_->c_str(), 1);
+    }
+    HiddenVariable(const HiddenVariable&) = delete;
+    HiddenVariable& operator=(const HiddenVariable&) = delete;
+
+private:
+    const char* name_;
+    std::optional<std::string> value_;
+};
 
 }  // namespace
 
 Status load_ggml() {
-    if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr) return {};
-    const std::string folder = folder_of_libggml();
-    // Not GGML_BACKEND_PATH: that names our own plugin, which this program has built in.
-    for (const auto& entry : std::filesystem::directory_iterator(
-             folder, std::filesystem::directory_options::skip_permission_denied)) {
-        const std::string name = entry.path().filename().string();
-        if (name.starts_with("libggml-cpu") && name.ends_with(".so")) {
-            ggml_backend_load(entry.path().c_str());
-        }
-        if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) != nullptr) return {};
-    }
-    return fail(Errc::kEnvironment, "ggml has no CPU backend: no usable libggml-cpu*.so in " +
-                                        folder + " (was llama.cpp built for another processor?)");
+    if (has_cpu()) return {};
+    const HiddenVariable hidden("GGML_BACKEND_PATH");
+    const std::string beside = folder_of_libggml();
+    if (!beside.empty()) ggml_backend_load_all_from_path(beside.c_str());
+    if (!has_cpu()) ggml_backend_load_all_from_path(KVASIR_LLAMA_LIB);
+    if (has_cpu()) return {};
+    return fail(Errc::kEnvironment,
+                "ggml has no CPU backend: no usable libggml-cpu*.so in '" + beside +
+                    "' or '" KVASIR_LLAMA_LIB
+                    "' (./run build makes it; was llama.cpp built for another processor?)");
 }
 
 Result<ggml_backend_device*> find_device(const std::string& name) {
@@ -90,21 +105,22 @@ Fingerprint fingerprint() {
     return print;
 }
 
-bool repack_is_safe() {
-    return !has_feature("AMX_INT8");
+ggml_threadpool* make_threads(int threads) {
+    auto make = cpu_function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
+    if (make == nullptr) return nullptr;
+    ggml_threadpool_params params = ggml_threadpool_params_default(threads);
+    params.poll = 0;
+    return make(&params);
 }
 
 ggml_threadpool* set_threads(ggml_backend* backend, int threads) {
     if (auto set = cpu_function<ggml_backend_set_n_threads_t>("ggml_backend_set_n_threads")) {
         set(backend, threads);
     }
-    auto make = cpu_function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
     auto attach =
         cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool");
-    if (make == nullptr || attach == nullptr) return nullptr;
-    ggml_threadpool_params params = ggml_threadpool_params_default(threads);
-    params.poll = 0;  // sleep between graphs: a spinning worker ruins its neighbour
-    ggml_threadpool* pool = make(&params);
+    if (attach == nullptr) return nullptr;
+    ggml_threadpool* pool = make_threads(threads);
     if (pool != nullptr) attach(backend, pool);
     return pool;
 }

@@ -1,9 +1,9 @@
-// ggml's registry: loading its CPU module, finding devices, naming the build.
+// ggml's registry: loading its backend modules, finding devices, naming the build.
 //
 // Used by worker, backbone, plugin and generate before anything touches ggml. With the official
-// kind of build (GGML_BACKEND_DL) the CPU backend is a module beside libggml.so and must be loaded;
-// in a build with compiled-in backends there is nothing to load. Thread: load_ggml() once, from
-// main().
+// kind of build (GGML_BACKEND_DL) even the CPU backend is a module beside libggml.so and must be
+// loaded; in a build with compiled-in backends there is nothing to load. Thread: load_ggml() from
+// one thread, before others start; the rest from any.
 #pragma once
 
 #include <string>
@@ -16,7 +16,10 @@ struct ggml_threadpool;
 
 namespace kvasir::engine {
 
-// Makes sure that ggml has a CPU device; idempotent. Errors: kEnvironment, saying where it looked.
+// Makes sure that ggml has a CPU device: loads the backends beside libggml.so (else those of the
+// folder that this program was built against), of several variants of one the best for this
+// machine. Idempotent. GGML_BACKEND_PATH is ignored: it would load the plugin into the very program
+// that compares against plain llama.cpp. Errors: kEnvironment, saying where it looked.
 Status load_ggml();
 
 // The device named `name` (as ggml names it), or the CPU when empty. Errors: kUsage listing what
@@ -31,12 +34,11 @@ struct Fingerprint {
     std::string kernels;   // "ggml-cpu"
 };
 Fingerprint fingerprint();
-// False when ggml was built with AMX kernels, which crash in repacked buffers when built by gcc 12;
-// we never use such buffers, but `--repack` must then be refused.
-bool repack_is_safe();
 
-// Sets thread count and attaches a pool whose threads sleep between graphs (no polling). The pool
-// is null for one thread. Free with free_threads() after the backend.
+// A pool whose threads sleep between graphs (no polling): a spinning worker ruins its neighbour.
+// Null when the CPU backend has no pools. Free with free_threads() after whatever uses it.
+ggml_threadpool* make_threads(int threads);
+// Sets the thread count of a CPU backend and attaches such a pool, which is returned.
 ggml_threadpool* set_threads(ggml_backend* backend, int threads);
 void free_threads(ggml_threadpool* pool);
 

@@ -98,10 +98,4 @@ Result<BankWeights> BankWeights::map(const moe::ExpertBank& bank, const moe::Map
     return weights;
 }
 
-BankWeights BankWeights::borrow(const Tensors& tensors) {
-    BankWeights weights;
-    weights.tensors_ = tensors;
-    return weights;
-}
-
 }  // namespace kvasir::engine

@@ -1,10 +1,9 @@
-// The weights of one bank as ggml tensors: mapped in place, uploaded, or borrowed from llama.cpp.
+// The weights of one bank as ggml tensors: mapped in place, or uploaded.
 //
 // Used by ExpertEngine. map() makes tensors over a memory-mapped slice or model (no copy on the CPU
-// device; any other device gets its own copy). borrow() points at tensors that llama.cpp owns.
+// device; any other device gets its own copy).
 //
-// Thread: immutable after making. Owns: ggml context and buffers (map only); the mapping must
-// outlive it.
+// Thread: immutable after making. Owns: ggml context and buffers; the mapping must outlive it.
 #pragma once
 
 #include <array>
@@ -28,7 +27,6 @@ public:
 
     static Result<BankWeights> map(const moe::ExpertBank& bank, const moe::Mapping& mapping,
                                    ggml_backend_device* device);
-    static BankWeights borrow(const Tensors& tensors);
 
     BankWeights(BankWeights&&) noexcept;
     BankWeights& operator=(BankWeights&&) noexcept;
@@ -43,6 +41,7 @@ public:
     }
 
 private:
+    friend struct WeightsForTests;  // over tensors of a test's own: engine_testing.hpp
     struct Owned;
     BankWeights();
     Tensors tensors_ = {};

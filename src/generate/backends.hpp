@@ -1,8 +1,8 @@
-// ggml's backends: loading them, finding devices, llama.cpp's log.
+// Before the first model: ggml's backends, llama.cpp's log, and what build this is.
 //
 // Used by Session and by the programs before anything of llama.cpp is touched.
 // Thread: load_backends() and add_rpc_server() at start, from one thread; the rest from any. Owns:
-// the process-wide ggml registry's contents (there is only one) and llama.cpp's log callback.
+// llama.cpp's log callback. (engine/runtime owns the loading of ggml's modules.)
 #pragma once
 
 #include <string>
@@ -11,11 +11,7 @@
 
 namespace kvasir::generate {
 
-// Loads the ggml backends that lie beside libggml.so (else in the folder the program was built
-// against), and routes llama.cpp's log to base/log at debug level. Does nothing more when called
-// again, or where the backends are compiled in. The variable GGML_BACKEND_PATH is ignored here: it
-// would load the plugin into the very program that compares against plain llama.cpp. Errors:
-// kEnvironment when there is no CPU device.
+// engine::load_ggml(), with llama.cpp's log routed to base/log at debug level first. Errors: its.
 Status load_backends();
 
 // Connects to a ggml-rpc-server ("127.0.0.1:50052") and registers its devices; returns the name of

@@ -216,7 +216,9 @@ Status Session::prepare(uint64_t tokens) {
                     "llama.cpp cannot make a context of " + std::to_string(params.n_ctx) +
                         " tokens: " + (reason.empty() ? "no reason given" : reason));
     }
-    if (impl.pool == nullptr) impl.pool = make_thread_pool(static_cast<int>(impl.options.threads));
+    if (impl.pool == nullptr) {
+        impl.pool.reset(engine::make_threads(static_cast<int>(impl.options.threads)));
+    }
     if (impl.pool != nullptr) {
         llama_attach_threadpool(impl.context.get(), impl.pool.get(), nullptr);
     } else {
