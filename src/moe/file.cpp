@@ -26,6 +26,9 @@ Fd& Fd::operator=(Fd&& other) noexcept {
 Fd::~Fd() {
     if (fd_ >= 0) ::close(fd_);
 }
+int Fd::release() {
+    return std::exchange(fd_, -1);
+}
 
 Error system_error(Errc code, std::string_view path, std::string_view doing, int error_number) {
     std::string detail = printable(path) + ": " + std::string(doing) + " failed: ";
@@ -66,6 +69,19 @@ Result<Fd> open_for_reading(const std::string& path) {
     while (fd < 0 && errno == EINTR);
     if (fd < 0) return tl::unexpected(system_error(Errc::kEnvironment, path, "opening", errno));
     return Fd(fd);
+}
+
+Result<Fd> open_unchanged(const std::string& path, uint64_t bytes) {
+    auto fd = open_for_reading(path);
+    if (!fd) return fd;
+    struct stat info = {};
+    if (::fstat(fd->get(), &info) != 0) {
+        return tl::unexpected(system_error(Errc::kIo, path, "reading its size", errno));
+    }
+    if (static_cast<uint64_t>(info.st_size) == bytes) return fd;
+    return fail(Errc::kBadInput, printable(path) +
+                                     ": the file changed its size since it was opened; run again "
+                                     "when nothing writes to it");
 }
 
 namespace {
@@ -298,12 +314,32 @@ Status AtomicFile::rename(bool replace) {
     return tl::unexpected(system_error(Errc::kIo, path_, "renaming the finished file", errno));
 }
 
-Status AtomicFile::commit(bool replace) {
+Status AtomicFile::resize(uint64_t bytes) {
+    if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) == 0) return {};
+    return tl::unexpected(system_error(Errc::kIo, path_, "setting its size", errno));
+}
+
+Status AtomicFile::sync() {
     int failed = 0;
     do failed = ::fsync(fd_.get());
     while (failed != 0 && errno == EINTR);
-    if (failed != 0) {
-        return tl::unexpected(system_error(Errc::kIo, path_, "flushing it to the disk", errno));
+    if (failed == 0) return {};
+    return tl::unexpected(system_error(Errc::kIo, path_, "flushing it to the disk", errno));
+}
+
+Status AtomicFile::close(bool sync) {
+    if (sync) {
+        if (auto status = this->sync(); !status) return status;
+    }
+    const int fd = fd_.release();
+    // The descriptor is gone whatever close() says; EINTR is no news about the data.
+    if (::close(fd) == 0 || errno == EINTR) return {};
+    return tl::unexpected(system_error(Errc::kIo, path_, "closing it", errno));
+}
+
+Status AtomicFile::commit(bool replace) {
+    if (fd_.is_open()) {
+        if (auto status = sync(); !status) return status;
     }
     if (auto status = rename(replace); !status) return status;
     temporary_.clear();

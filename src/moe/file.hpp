@@ -1,8 +1,8 @@
 // Files as the slice cutter and the manifest cache need them: exact reads, kernel-side copies, and
 // an output that appears under its name only when it is whole.
 //
-// Used by hash_ranges, manifest, slice and verify. Every call loops over short counts and EINTR and
-// works with 64-bit offsets; every error names the file and says what to do about it.
+// Used by hash_ranges, manifest, slice and verify, and by synth. Every call loops over short counts
+// and EINTR and works with 64-bit offsets; every error names the file and says what to do about it.
 // Thread: values, one thread at a time each. Owns: descriptors; AtomicFile also its temporary file.
 // Limits: none of its own; a copy asks the kernel for at most kCopyChunkBytes at once.
 #pragma once
@@ -31,6 +31,7 @@ public:
     ~Fd();
     int get() const { return fd_; }
     bool is_open() const { return fd_ >= 0; }
+    int release();  // the caller closes it
 
 private:
     int fd_ = -1;
@@ -42,6 +43,9 @@ Error system_error(Errc code, std::string_view path, std::string_view doing, int
 
 // Errors: kEnvironment.
 Result<Fd> open_for_reading(const std::string& path);
+// The same for a file whose size was `bytes` when it was first looked at. Errors: kEnvironment,
+// kIo, kBadInput (another size now).
+Result<Fd> open_unchanged(const std::string& path, uint64_t bytes);
 
 // Fills `out` from `offset`. Errors: kIo; kBadInput when the file ends before that.
 Status read_exactly(int fd, std::string_view path, uint64_t offset, std::span<uint8_t> out);
@@ -81,11 +85,19 @@ public:
     Status write(uint64_t offset, std::span<const uint8_t> data);
     // Lets the disk begin with these bytes while more are being copied; commit() then waits less.
     void begin_writeback(uint64_t offset, uint64_t bytes) const;
-    // fsync, rename, fsync of the folder. Without `replace` an existing file is kept: kUsage.
+    // Ends the file at `bytes`; what was not written reads as zeros and takes no space.
+    Status resize(uint64_t bytes);
+    // For a set of files that shall appear together: closes this one (with `sync` it is on the
+    // disk) so that a thousand do not need a thousand descriptors. It is not locked from then on,
+    // so a second writer of the same name may remove it; commit() then fails.
+    Status close(bool sync);
+    // fsync unless closed already, rename, fsync of the folder. Without `replace` an existing file
+    // is kept: kUsage.
     Status commit(bool replace);
 
 private:
     AtomicFile(Fd fd, std::string path, std::string temporary);
+    Status sync();
     Status rename(bool replace);
 
     Fd fd_;

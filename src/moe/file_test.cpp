@@ -194,6 +194,25 @@ TEST(AtomicFileTest, RemovesTheTemporariesOfDeadWritersOnly) {
     ASSERT_TRUE(alive->commit(true).has_value());
 }
 
+TEST(AtomicFileTest, ClosedItWaitsForItsCommit) {
+    for (const bool sync : {true, false}) {
+        const ScratchFolder folder;
+        {
+            auto dropped = AtomicFile::create(folder / "f");
+            ASSERT_TRUE(dropped->close(sync).has_value());
+        }
+        EXPECT_TRUE(folder.names().empty());
+        auto file = AtomicFile::create(folder / "f");
+        ASSERT_TRUE(file->write(0, std::vector<uint8_t>{1, 2, 3}).has_value());
+        ASSERT_TRUE(file->resize(5).has_value());
+        ASSERT_TRUE(file->close(sync).has_value());
+        EXPECT_NE(folder.names(), std::vector<std::string>{"f"});
+        ASSERT_TRUE(file->commit(true).has_value());
+        EXPECT_EQ(folder.names(), std::vector<std::string>{"f"});
+        EXPECT_EQ(read_file(folder / "f"), (std::vector<uint8_t>{1, 2, 3, 0, 0}));
+    }
+}
+
 TEST(AtomicFileTest, NoReplaceKeepsTheExistingFile) {
     const ScratchFolder folder;
     write_file(folder / "f", {9});

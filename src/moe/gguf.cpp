@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -14,6 +13,7 @@
 #include "base/bytes.hpp"
 #include "base/log.hpp"
 #include "ggml.h"
+#include "moe/file.hpp"
 #include "moe/gguf_fields.hpp"
 
 namespace kvasir::moe {
@@ -364,13 +364,6 @@ private:
     uint64_t kept_bytes_ = 0;
 };
 
-struct Fd {
-    int value = -1;
-    ~Fd() {
-        if (value >= 0) close(value);
-    }
-};
-
 }  // namespace
 
 std::optional<TypeInfo> type_info(uint32_t ggml_type) {
@@ -423,12 +416,12 @@ const GgufArray* GgufHeader::get_array(std::string_view key) const {
 Result<GgufHeader> read_gguf_header(const std::string& path) {
     const std::string shown = printable(path, 400);
     // O_NONBLOCK: opening a FIFO must not hang before it is refused.
-    const Fd fd{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    if (fd.value < 0) {
+    const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!fd.is_open()) {
         return fail(Errc::kEnvironment, shown + ": cannot open: " + strerror(errno));
     }
     struct stat info = {};
-    if (fstat(fd.value, &info) != 0) {
+    if (fstat(fd.get(), &info) != 0) {
         return fail(Errc::kEnvironment, shown + ": cannot stat: " + strerror(errno));
     }
     if (S_ISDIR(info.st_mode)) {
@@ -436,7 +429,7 @@ Result<GgufHeader> read_gguf_header(const std::string& path) {
     }
     if (!S_ISREG(info.st_mode)) return fail(Errc::kBadInput, shown + ": is not a regular file");
     const auto file_bytes = static_cast<uint64_t>(info.st_size);
-    FileSource source(fd.value, file_bytes);
+    FileSource source(fd.get(), file_bytes);
     return HeaderParser(source, file_bytes, path).run();
 }
 

@@ -11,11 +11,9 @@
 #include <tuple>
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
 
-#include "base/log.hpp"
 #include "crypto/hash.hpp"
 #include "moe/file.hpp"
 
@@ -91,17 +89,8 @@ private:
     Status open(uint32_t shard) {
         if (fd_.is_open() && shard_ == shard) return {};
         const GgufHeader& header = work_.model.shards[shard];
-        auto fd = open_for_reading(header.path);
+        auto fd = open_unchanged(header.path, header.file_bytes);
         if (!fd) return tl::unexpected(fd.error());
-        struct stat info = {};
-        if (::fstat(fd->get(), &info) != 0) {
-            return tl::unexpected(system_error(Errc::kIo, header.path, "reading its size", errno));
-        }
-        if (static_cast<uint64_t>(info.st_size) != header.file_bytes) {
-            return fail(Errc::kBadInput, printable(header.path) +
-                                             ": the file changed its size since it was opened; "
-                                             "run again when nothing writes to it");
-        }
         (void)::posix_fadvise(fd->get(), 0, 0, POSIX_FADV_SEQUENTIAL);
         fd_ = std::move(*fd);
         shard_ = shard;

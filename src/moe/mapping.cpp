@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -11,6 +10,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "moe/file.hpp"
 
 namespace kvasir::moe {
 namespace {
@@ -27,21 +27,19 @@ Result<std::span<const uint8_t>> map_shard(const GgufHeader& header) {
     const auto refuse = [&](Errc code, const std::string& what) {
         return fail(code, shown + ": " + what);
     };
-    const int fd = open(header.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return refuse(Errc::kEnvironment, std::string("cannot open: ") + strerror(errno));
+    const Fd fd(open(header.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!fd.is_open())
+        return refuse(Errc::kEnvironment, std::string("cannot open: ") + strerror(errno));
     struct stat info = {};
-    const bool has_info = fstat(fd, &info) == 0;
+    const bool has_info = fstat(fd.get(), &info) == 0;
     if (!has_info || !S_ISREG(info.st_mode) ||
         static_cast<uint64_t>(info.st_size) < header.file_bytes || header.file_bytes == 0) {
-        close(fd);
         return refuse(Errc::kBadInput, "is shorter than when its header was read; fetch it again");
     }
     const auto bytes = static_cast<size_t>(header.file_bytes);
-    void* address = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    const int error = errno;
-    close(fd);
+    void* address = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd.get(), 0);
     if (address == MAP_FAILED) {
-        return refuse(Errc::kEnvironment, std::string("cannot map: ") + strerror(error) +
+        return refuse(Errc::kEnvironment, std::string("cannot map: ") + strerror(errno) +
                                               " (address space limit? see ulimit -v)");
     }
     return std::span<const uint8_t>(static_cast<const uint8_t*>(address), bytes);

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include <sys/stat.h>
-#include <cerrno>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
@@ -190,17 +189,8 @@ private:
     Status open(uint32_t shard) {
         if (in_.is_open() && shard_ == shard) return {};
         const GgufHeader& header = model_.shards[shard];
-        auto fd = open_for_reading(header.path);
+        auto fd = open_unchanged(header.path, header.file_bytes);
         if (!fd) return tl::unexpected(std::move(fd.error()));
-        struct stat info = {};
-        if (::fstat(fd->get(), &info) != 0) {
-            return tl::unexpected(system_error(Errc::kIo, header.path, "reading its size", errno));
-        }
-        if (static_cast<uint64_t>(info.st_size) != header.file_bytes) {
-            return fail(Errc::kBadInput, printable(header.path) +
-                                             ": the file changed its size since it was opened; "
-                                             "run again when nothing writes to it");
-        }
         in_ = std::move(*fd);
         shard_ = shard;
         return {};

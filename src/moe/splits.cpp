@@ -1,6 +1,5 @@
 #include "moe/splits.hpp"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <set>
 
 #include "base/log.hpp"
+#include "moe/file.hpp"
 
 namespace kvasir::moe {
 namespace {
@@ -35,11 +35,10 @@ uint64_t data_end(const GgufHeader& header) {
 }
 
 bool has_magic_at(const std::string& path, uint64_t offset) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
+    const auto fd = open_for_reading(path);
+    if (!fd) return false;
     std::array<char, 4> magic = {};
-    const ssize_t got = pread(fd, magic.data(), magic.size(), static_cast<off_t>(offset));
-    close(fd);
+    const ssize_t got = pread(fd->get(), magic.data(), magic.size(), static_cast<off_t>(offset));
     return got == 4 && std::string_view(magic.data(), 4) == "GGUF";
 }
 

@@ -1,9 +1,7 @@
-// A file that appears whole or not at all: temporary name, fsync, rename.
+// One file of a set that appears together or not at all, written front to back.
 //
-// Used by writer.cpp. Written front to back through a buffer; a hole can be left at the end. Until
-// commit() the file has a temporary name beside its final one; destroying an uncommitted OutputFile
-// removes it. Thread: one. Owns: the descriptor and the temporary file.
-// Limits: only regular files are ever replaced.
+// Used by writer.cpp. A buffer in front of moe::AtomicFile, which has the temporary name, fsync and
+// rename. A hole can be left at the end. Thread: one. Owns: the temporary file until commit().
 #pragma once
 
 #include <cstdint>
@@ -12,19 +10,15 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "moe/file.hpp"
 
 namespace kvasir::synth {
 
 class OutputFile {
 public:
-    // kUsage: the path names something other than a regular file; kEnvironment: it cannot be made.
+    // Errors of this and of every call: those of AtomicFile.
     static Result<OutputFile> create(const std::string& path);
 
-    OutputFile(OutputFile&& other) noexcept;
-    OutputFile& operator=(OutputFile&&) = delete;
-    ~OutputFile();
-
-    uint64_t offset() const { return offset_; }
     Status write(std::span<const uint8_t> data);
     Status pad_to(uint64_t offset, uint8_t value);
     // Ends the data at `bytes`: what was not written reads as zeros and takes no space.
@@ -32,17 +26,14 @@ public:
     // Everything is written (and with `sync` on the disk), still under the temporary name.
     Status finish(bool sync);
     // The final name; call finish() first.
-    Status commit();
+    Status commit() { return file_.commit(true); }
 
 private:
-    OutputFile(std::string path, std::string temporary, int fd);
+    explicit OutputFile(moe::AtomicFile file);
     Status flush();
-    tl::unexpected<Error> broken(const char* what) const;
 
-    std::string path_;
-    std::string temporary_;  // empty once committed
-    int fd_ = -1;
-    uint64_t offset_ = 0;
+    moe::AtomicFile file_;
+    uint64_t offset_ = 0;  // where the next byte goes
     std::vector<uint8_t> buffer_;
 };
 

@@ -148,6 +148,11 @@ Status check_features(const SynthSpec& spec, const Architecture& arch) {
         return usage("--mtp: llama.cpp knows no MTP layer for " + name +
                      "; use --arch qwen35moe, deepseek2 or hy_v3");
     }
+    if (spec.mtp && spec.scale && !arch.mtp_with_scale) {
+        return usage("--scale does not go with --mtp for " + name +
+                     ": llama.cpp leaves the MTP layer out, and then misses its scales; leave out "
+                     "one of the two, or use --arch hy_v3");
+    }
     const uint32_t shared = shared_experts(spec);
     if (shared < arch.shared_min || shared > arch.shared_max) {
         return usage("--shared " + std::to_string(shared) + ": " + name + " takes " +
@@ -212,6 +217,7 @@ const std::vector<Architecture>& architectures() {
                    .fused = true,
                    .scale = true,
                    .mtp = true,
+                   .mtp_with_scale = true,
                    .dense = DenseRule::kAny,
                    .shared_min = 1,
                    .shared_max = 16,

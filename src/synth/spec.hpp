@@ -69,6 +69,7 @@ struct Architecture {
     bool bias_always = false;
     bool scale = false;
     bool mtp = false;
+    bool mtp_with_scale = false;
     DenseRule dense = DenseRule::kNone;
     uint32_t dense_first = 0;  // default number of leading dense layers
     uint32_t shared_min = 0, shared_max = 0, shared_default = 0;

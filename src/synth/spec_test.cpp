@@ -81,6 +81,11 @@ TEST(Spec, RefusesWithOneSentenceThatNamesTheSwitch) {
              s.arch = "gpt-oss";
              s.mtp = true;
          }},
+        {"--scale does not go with --mtp",
+         [](SynthSpec& s) {
+             s.mtp = true;
+             s.scale = true;
+         }},
         {"--shared 1",
          [](SynthSpec& s) {
              s.arch = "qwen3moe";

@@ -254,6 +254,7 @@ Result<SynthReport> write_plan(const Plan& plan, const std::string& path) {
     }
     if (auto ok = check_space(path, bytes_written); !ok) return tl::unexpected(ok.error());
 
+    const moe::FileSizeSignalGuard guard;  // a file too large is an error, not the end
     std::vector<OutputFile> files;
     files.reserve(shards.size());
     for (const Shard& shard : shards) {

@@ -28,7 +28,7 @@ struct SynthReport {
 std::vector<std::string> split_paths(const std::string& path, uint32_t splits);
 
 // Errors: kUsage (a plan no GGUF file can hold: names the tensor; a path that is not a file),
-// kEnvironment (no space, no permission), kIo.
+// kEnvironment (no space for it), those of moe::AtomicFile.
 Result<SynthReport> write_plan(const Plan& plan, const std::string& path);
 
 // make_plan() and write_plan().
