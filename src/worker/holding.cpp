@@ -3,26 +3,28 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "moe/segments.hpp"
 #include "moe/verify.hpp"
 
 namespace kvasir::worker {
 namespace {
 
-// The runs of consecutive global ids of every bank of a slice.
-std::vector<Segment> segments_of(const moe::Model& slice) {
-    std::vector<Segment> out;
-    for (const moe::ExpertBank& bank : slice.banks) {
-        for (uint32_t id : bank.global_ids) out.push_back({bank.key, id, id + 1});
-    }
-    return moe::normalise(std::move(out));
+// A HELLO can name so many ranges and no more.
+Status check_count(const std::vector<Segment>& segments, const std::string& path) {
+    if (segments.size() <= wire::kSegmentsMax) return {};
+    return fail(Errc::kLimit,
+                printable(path) + ": the experts chosen are " + std::to_string(segments.size()) +
+                    " separate ranges, a worker can offer " + std::to_string(wire::kSegmentsMax) +
+                    "; choose neighbouring experts, or start two workers");
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Holding>> Holding::open(const HoldingOptions& options) {
     const bool is_slice = !options.slice_path.empty();
-    auto model = moe::open_model(is_slice ? options.slice_path : options.model_path);
+    const std::string& path = is_slice ? options.slice_path : options.model_path;
+    auto model = moe::open_model(path);
     if (!model) return tl::unexpected(model.error());
     if (is_slice && !model->is_slice) {
         return fail(
@@ -45,11 +47,14 @@ Result<std::unique_ptr<Holding>> Holding::open(const HoldingOptions& options) {
             if (auto report = moe::verify_slice(holding->model_); !report)
                 return tl::unexpected(report.error());
         }
-        holding->index_segments(*manifest, segments_of(holding->model_));
+        const auto all = moe::all_segments(holding->model_);
+        if (Status ok = check_count(all, path); !ok) return tl::unexpected(ok.error());
+        holding->index_segments(*manifest, all);
         return holding;
     }
     auto segments = moe::parse_segments(options.experts, holding->model_);
     if (!segments) return tl::unexpected(segments.error());
+    if (Status ok = check_count(*segments, path); !ok) return tl::unexpected(ok.error());
     auto manifest = moe::load_or_compute_manifest(holding->model_, options.cache_dir);
     if (!manifest) return tl::unexpected(manifest.error());
     holding->index_segments(*manifest, *segments);

@@ -2,7 +2,7 @@
 //
 // Used by Worker. A slice is checked against its own digests before anything is computed with it; a
 // whole model's digests come from its cached manifest. Thread: immutable after open(). Owns: model,
-// mapping, digests.
+// mapping, digests. Limits: wire::kSegmentsMax ranges of experts.
 #pragma once
 
 #include <memory>
@@ -27,7 +27,8 @@ struct HoldingOptions {
 
 class Holding {
 public:
-    // Errors: those of open_model, verify_slice, load_or_compute_manifest, parse_segments.
+    // Errors: those of open_model, verify_slice, load_or_compute_manifest, parse_segments; kLimit
+    // (more ranges of experts than a HELLO takes).
     static Result<std::unique_ptr<Holding>> open(const HoldingOptions& options);
 
     const moe::Model& model() const { return model_; }

@@ -188,11 +188,6 @@ Result<net::MessageStream> Worker::join_hub() {
 Status Worker::on_welcome(const wire::FrameView& frame) {
     auto welcome = wire::decode_welcome(frame.payload);
     if (!welcome) return tl::unexpected(welcome.error());
-    if (welcome->major != wire::kProtocolMajor) {
-        return fail(Errc::kVersion, "the backbone speaks protocol " +
-                                        std::to_string(welcome->major) + ", this worker " +
-                                        std::to_string(wire::kProtocolMajor));
-    }
     if (!options_.attach) {
         ping_interval_ = std::clamp<std::chrono::milliseconds>(
             std::chrono::milliseconds(welcome->ping_interval_ms), 1s, 60s);
