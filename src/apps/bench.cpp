@@ -47,9 +47,9 @@ struct BenchFlags {
 struct SwarmCounts {
     std::vector<double> overhead_us_p50, overhead_us_p99;
     std::vector<double> wire_bytes_per_token, bytes_out_per_layer;
-    SwarmReport last;
+    backbone::Report last;
 
-    void add(const SwarmReport& report, uint64_t steps) {
+    void add(const backbone::Report& report, uint64_t steps) {
         overhead_us_p50.push_back(report.overhead_us_p50);
         overhead_us_p99.push_back(report.overhead_us_p99);
         wire_bytes_per_token.push_back(apps::wire_bytes_per_token(report, steps));

@@ -22,12 +22,13 @@ double microseconds(std::chrono::nanoseconds time) {
     return std::chrono::duration<double, std::micro>(time).count();
 }
 
-void add_swarm(Json& out, const SwarmReport& swarm, uint64_t tokens) {
+void add_swarm(Json& out, const backbone::Report& swarm, uint64_t tokens) {
     out["pairs_remote"] = swarm.pairs_remote;
     out["pairs_local"] = swarm.pairs_local;
     Json workers = Json::array();
-    for (const SwarmReport::Worker& worker : swarm.workers) {
+    for (const backbone::WorkerReport& worker : swarm.workers) {
         workers.push_back({{"id", printable(worker.id)},
+                           {"build", printable(worker.build, 1000)},
                            {"experts_held", worker.experts_held},
                            {"pairs", worker.pairs},
                            {"bytes_in", worker.bytes_in},
@@ -50,12 +51,12 @@ double share(uint64_t part, uint64_t whole) {
     return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-void append_swarm(std::string& out, const SwarmReport& swarm, uint64_t tokens) {
+void append_swarm(std::string& out, const backbone::Report& swarm, uint64_t tokens) {
     auto line = std::back_inserter(out);
     const uint64_t pairs = swarm.pairs_remote + swarm.pairs_local;
     fmt::format_to(line, "{:<20} {:>8} {:>10} {:>6} {:>10} {:>10} {:>12}\n", "computed by",
                    "experts", "pairs", "share", "bytes out", "bytes in", "compute p50");
-    for (const SwarmReport::Worker& worker : swarm.workers) {
+    for (const backbone::WorkerReport& worker : swarm.workers) {
         fmt::format_to(line, "{:<20} {:>8} {:>10} {:>5.1f}% {:>10} {:>10} {:>9.0f} us{}{}\n",
                        printable(worker.id, 20), worker.experts_held, worker.pairs,
                        share(worker.pairs, pairs),
@@ -74,14 +75,14 @@ void append_swarm(std::string& out, const SwarmReport& swarm, uint64_t tokens) {
 
 }  // namespace
 
-double wire_bytes_per_token(const SwarmReport& swarm, uint64_t tokens) {
+double wire_bytes_per_token(const backbone::Report& swarm, uint64_t tokens) {
     uint64_t bytes = 0;
-    for (const SwarmReport::Worker& worker : swarm.workers)
+    for (const backbone::WorkerReport& worker : swarm.workers)
         bytes += worker.bytes_in + worker.bytes_out;
     return tokens == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(tokens);
 }
 
-bool all_exact(const SwarmReport& swarm) {
+bool all_exact(const backbone::Report& swarm) {
     return swarm.exact &&
            std::all_of(swarm.workers.begin(), swarm.workers.end(),
                        [](const auto& worker) { return worker.exact || worker.pairs == 0; });
@@ -100,7 +101,7 @@ std::string to_json(const RunOutcome& outcome) {
     out["gen_tok_s"] = generation.gen_tok_s();
     out["longest_step_us"] = microseconds(generation.longest_step());
     out["threads"] = outcome.threads;
-    add_swarm(out, outcome.swarm.value_or(SwarmReport{}), tokens_evaluated(generation));
+    add_swarm(out, outcome.swarm.value_or(backbone::Report{}), tokens_evaluated(generation));
     if (outcome.bit_exact) out["bit_exact"] = *outcome.bit_exact;
     return out.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -22,11 +22,24 @@ RunOutcome outcome_with_two_workers() {
     out.generation.prompt_time = milliseconds(40);
     out.generation.step_times = {milliseconds(10), milliseconds(30)};
     out.generation.logits_sha256.fill(0xab);
-    SwarmReport swarm;
+    backbone::Report swarm;
     swarm.pairs_remote = 75;
     swarm.pairs_local = 25;
-    swarm.workers.push_back({"w0", 128, 50, 3000, 1000, 12.5, true, true});
-    swarm.workers.push_back({"w\x1b[31m", 128, 25, 5000, 1000, 13.5, true, false});
+    swarm.workers.resize(2);
+    swarm.workers[0] = {.id = "w0",
+                        .build = "kvasir 0.1.0",
+                        .experts_held = 128,
+                        .pairs = 50,
+                        .bytes_in = 3000,
+                        .bytes_out = 1000,
+                        .compute_us_p50 = 12.5,
+                        .exact = true,
+                        .connected = true};
+    swarm.workers[1] = swarm.workers[0];
+    swarm.workers[1].id = "w\x1b[31m";
+    swarm.workers[1].pairs = 25;
+    swarm.workers[1].bytes_in = 5000;
+    swarm.workers[1].connected = false;
     swarm.overhead_us_p50 = 24;
     swarm.overhead_us_p99 = 80;
     swarm.layers = 16;
@@ -48,6 +61,7 @@ TEST(RunReport, JsonHasTheDocumentedKeys) {
     EXPECT_EQ(json["pairs_local"], 25);
     ASSERT_EQ(json["workers"].size(), 2U);
     EXPECT_EQ(json["workers"][0]["id"], "w0");
+    EXPECT_EQ(json["workers"][0]["build"], "kvasir 0.1.0");
     EXPECT_EQ(json["workers"][0]["pairs"], 50);
     EXPECT_EQ(json["workers"][0]["bytes_in"], 3000);
     EXPECT_EQ(json["workers"][0]["bytes_out"], 1000);

@@ -59,24 +59,7 @@ public:
         }
     }
 
-    SwarmReport report() const override {
-        const backbone::Report from = backbone_->report();
-        SwarmReport out;
-        out.pairs_remote = from.pairs_remote;
-        out.pairs_local = from.pairs_local;
-        out.overhead_us_p50 = from.overhead_us_p50;
-        out.overhead_us_p99 = from.overhead_us_p99;
-        out.layers = from.layers;
-        out.retries = from.retries;
-        out.stall_ms_max = from.stall_ms_max;
-        out.exact = from.exact;
-        for (const backbone::WorkerReport& w : from.workers) {
-            out.workers.push_back({w.id, w.experts_held, w.pairs, w.bytes_in, w.bytes_out,
-                                   w.compute_us_p50, w.exact, w.connected});
-        }
-        return out;
-    }
-
+    backbone::Report report() const override { return backbone_->report(); }
     void reset_counters() override { backbone_->reset_report(); }
 
     void stop() override { workers_.stop(); }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "backbone/report.hpp"
 #include "base/result.hpp"
 
 namespace kvasir::apps {
@@ -32,31 +33,6 @@ struct SwarmOptions {
     std::vector<int> worker_cpus;  // local worker i runs on worker_cpus[i % size]; empty: anywhere
 };
 
-struct SwarmReport {
-    uint64_t pairs_remote = 0;  // (row, expert) pairs computed by workers
-    uint64_t pairs_local = 0;   // by the backbone through the backend
-    struct Worker {
-        std::string id;
-        uint64_t experts_held = 0;
-        uint64_t pairs = 0;
-        uint64_t bytes_in = 0;   // from the worker to the backbone, WebSocket headers included
-        uint64_t bytes_out = 0;  // from the backbone to the worker
-        double compute_us_p50 = 0;
-        bool exact = false;  // passed the numeric challenge
-        bool connected = false;
-    };
-    std::vector<Worker> workers;
-    // Per layer: time the backbone waited in the backend minus the slowest worker's own compute
-    // time.
-    double overhead_us_p50 = 0;
-    double overhead_us_p99 = 0;
-    uint64_t layers = 0;  // MoE layers computed with at least one remote pair
-    uint64_t retries =
-        0;  // pairs whose answer was missing or wrong and that were computed elsewhere
-    double stall_ms_max = 0;  // longest single layer
-    bool exact = true;        // no approximate answer was used
-};
-
 class Swarm {
 public:
     virtual ~Swarm() = default;
@@ -72,7 +48,7 @@ public:
     virtual Status wait_ready() = 0;
     virtual std::string address()
         const = 0;  // of the hub, as a worker would dial it: ws://HOST:PORT
-    virtual SwarmReport report() const = 0;  // since start() or reset_counters()
+    virtual backbone::Report report() const = 0;  // since start() or reset_counters()
     virtual void reset_counters() = 0;
     virtual void stop() = 0;  // idempotent; the destructor calls it
 };

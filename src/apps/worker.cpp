@@ -1,6 +1,4 @@
 // `kvasir worker`: hold some experts and compute them for a backbone.
-#include <sys/prctl.h>
-#include <unistd.h>
 #include <csignal>
 
 #include <memory>
@@ -19,7 +17,6 @@ namespace {
 struct WorkerFlags {
     worker::HoldingOptions holding;
     worker::WorkerOptions worker;
-    int parent_pid = 0;
 };
 
 worker::Worker* g_worker = nullptr;  // for the signal handler only
@@ -28,19 +25,10 @@ void on_signal(int) {
     if (g_worker != nullptr) g_worker->stop();
 }
 
-// Ends with the process that started us, even when that is killed.
-Status follow_parent(int parent_pid) {
-    if (parent_pid == 0) return {};
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent_pid) return fail(Errc::kEnvironment, "the starting process is gone");
-    return {};
-}
-
 Status serve(const WorkerFlags& flags) {
     if (flags.holding.slice_path.empty() == flags.holding.model_path.empty()) {
         return fail(Errc::kUsage, "give --slice S.gguf, or --model M.gguf with --experts SPEC");
     }
-    if (Status ok = follow_parent(flags.parent_pid); !ok) return ok;
     if (Status ok = engine::load_ggml(); !ok) return ok;
     auto holding = worker::Holding::open(flags.holding);
     if (!holding) return tl::unexpected(holding.error());
@@ -85,7 +73,6 @@ void add_worker(CLI::App& app, int& exit_code) {
     command->add_option("--device", flags->worker.device, "ggml device (default: CPU)");
     command->add_option("--name", flags->worker.name,
                         "shown to people (default: this host's name)");
-    command->add_option("--parent-pid", flags->parent_pid, "end with this process")->group("");
     command->callback([flags, &exit_code] {
         const Status ok = serve(*flags);
         exit_code = ok ? 0 : report_error(ok.error());

@@ -16,9 +16,9 @@ using TimePoint = std::chrono::steady_clock::time_point;
 using std::chrono::milliseconds;
 
 struct HealthOptions {
-    milliseconds stall_max{400};    // longest wait for a small request
+    milliseconds stall_max{400};     // longest wait for a small request
     milliseconds deadline_min{150};  // shortest: below this the scheduler's noise decides
-    milliseconds pause_first{200};  // after the first failure; doubles with each
+    milliseconds pause_first{200};   // after the first failure; doubles with each
     milliseconds pause_max{10000};
     uint32_t small_pairs = 64;  // requests of at most this many pairs obey stall_max
 };
@@ -38,7 +38,6 @@ public:
     bool usable() const { return usable_; }
     // Should a probe be sent now? (suspect, and the pause is over)
     bool wants_probe(TimePoint now) const;
-    uint32_t failures() const { return failures_; }
 
     // How long to wait for a request of `pairs` pairs.
     milliseconds deadline(uint32_t pairs) const;

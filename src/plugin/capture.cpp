@@ -1,30 +1,20 @@
 #include "plugin/capture.hpp"
 
-#include <charconv>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"
 #include "ggml.h"
+#include "moe/classify.hpp"
 
 namespace kvasir::plugin {
 namespace {
 
 constexpr int kDeriveDepthMax = 16;  // longest chain is_expert_op() follows back to a product
-
-struct NamePart {
-    std::string_view text;
-    moe::SlabRole role;
-    uint32_t bank;
-};
-constexpr NamePart kStacks[] = {
-    {"ffn_gate_exps", moe::SlabRole::kGate, 0},   {"ffn_up_exps", moe::SlabRole::kUp, 0},
-    {"ffn_down_exps", moe::SlabRole::kDown, 0},   {"ffn_gate_up_exps", moe::SlabRole::kGateUp, 0},
-    {"ffn_gate_chexps", moe::SlabRole::kGate, 1}, {"ffn_up_chexps", moe::SlabRole::kUp, 1},
-    {"ffn_down_chexps", moe::SlabRole::kDown, 1},
-};
 
 bool is_row_wise(const ggml_tensor* node) {
     switch (node->op) {
@@ -46,8 +36,8 @@ bool is_view(const ggml_tensor* node) {
     return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE;
 }
 
-std::optional<WeightName> weight_of(const ggml_tensor* tensor) {
-    return tensor == nullptr ? std::nullopt : parse_weight_name(tensor->name);
+std::optional<moe::ExpertTensorName> weight_of(const ggml_tensor* tensor) {
+    return tensor == nullptr ? std::nullopt : moe::parse_expert_name(tensor->name);
 }
 
 enum class Origin { kOther, kFirst, kLast };
@@ -252,7 +242,7 @@ private:
     Status use_weight(const ggml_tensor* node, ggml_tensor* tensor, moe::SlabPart part,
                       moe::ProgramOp& op) {
         const auto name = weight_of(tensor);
-        if (!name || name->layer != out_.layer || name->part != part) {
+        if (!name || name->key != out_.layer || name->part != part) {
             return refuse(node, "weights of another layer or kind");
         }
         ggml_tensor*& slot = out_.weights[engine::BankWeights::index(name->role, part)];
@@ -380,36 +370,6 @@ private:
 
 }  // namespace
 
-std::optional<WeightName> parse_weight_name(std::string_view name) {
-    if (!name.starts_with("blk.")) return std::nullopt;
-    name.remove_prefix(4);
-    WeightName out;
-    const auto [end, error] =
-        std::from_chars(name.data(), name.data() + name.size(), out.layer.layer);
-    if (error != std::errc() || end == name.data() + name.size() || *end != '.')
-        return std::nullopt;
-    name.remove_prefix(static_cast<size_t>(end - name.data()) + 1);
-    const size_t dot = name.find('.');
-    if (dot == std::string_view::npos) return std::nullopt;
-    const std::string_view stack = name.substr(0, dot);
-    const std::string_view suffix = name.substr(dot + 1);
-    if (suffix == "weight")
-        out.part = moe::SlabPart::kWeight;
-    else if (suffix == "bias")
-        out.part = moe::SlabPart::kBias;
-    else if (suffix == "scale")
-        out.part = moe::SlabPart::kScale;
-    else
-        return std::nullopt;
-    for (const NamePart& part : kStacks) {
-        if (part.text != stack) continue;
-        out.role = part.role;
-        out.layer.bank = part.bank;
-        return out;
-    }
-    return std::nullopt;
-}
-
 Result<std::vector<Captured>> capture(ggml_cgraph* graph) {
     std::vector<Captured> done;
     std::optional<BankCapture> bank;
@@ -420,13 +380,13 @@ Result<std::vector<Captured>> capture(ggml_cgraph* graph) {
             if (!name)
                 return fail(Errc::kUnsupported,
                             std::string(node->name) + ": product of other weights");
-            if (bank && bank->layer() != name->layer) {
+            if (bank && bank->layer() != name->key) {
                 auto captured = bank->finish(graph);
                 if (!captured) return tl::unexpected(captured.error());
                 done.push_back(std::move(*captured));
                 bank.reset();
             }
-            if (!bank) bank.emplace(name->layer);
+            if (!bank) bank.emplace(name->key);
         }
         if (!bank) {
             if (is_view(node) || node->op == GGML_OP_NONE || scale_source(node) != nullptr)

@@ -8,8 +8,6 @@
 // Thread: reentrant. Owns: nothing; tensor pointers are the graph's.
 #pragma once
 
-#include <optional>
-#include <string_view>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -21,15 +19,6 @@ struct ggml_cgraph;
 struct ggml_tensor;
 
 namespace kvasir::plugin {
-
-struct WeightName {
-    LayerKey layer;
-    moe::SlabRole role = moe::SlabRole::kGate;
-    moe::SlabPart part = moe::SlabPart::kWeight;
-};
-// "blk.7.ffn_gate_up_exps.weight" -> {7, kGateUp, kWeight}; nullopt for every other name (LoRA
-// tensors too).
-std::optional<WeightName> parse_weight_name(std::string_view name);
 
 struct Captured {
     LayerKey layer;

@@ -9,6 +9,7 @@
 #include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
+#include "moe/classify.hpp"
 #include "plugin/device.hpp"
 
 namespace kvasir::plugin {
@@ -319,19 +320,19 @@ TEST(Claims, OnlyTheExpertFfn) {
 }
 
 TEST(Names, OnlyTheExpertsOwn) {
-    const auto name = parse_weight_name("blk.7.ffn_gate_up_exps.weight");
+    const auto name = moe::parse_expert_name("blk.7.ffn_gate_up_exps.weight");
     ASSERT_TRUE(name);
-    EXPECT_EQ(name->layer, (LayerKey{7, 0}));
+    EXPECT_EQ(name->key, (LayerKey{7, 0}));
     EXPECT_EQ(name->role, SlabRole::kGateUp);
-    EXPECT_EQ(parse_weight_name("blk.3.ffn_down_chexps.weight")->layer, (LayerKey{3, 1}));
-    EXPECT_EQ(parse_weight_name("blk.3.ffn_down_exps.bias")->part, SlabPart::kBias);
-    EXPECT_EQ(parse_weight_name("blk.3.ffn_down_exps.scale")->part, SlabPart::kScale);
+    EXPECT_EQ(moe::parse_expert_name("blk.3.ffn_down_chexps.weight")->key, (LayerKey{3, 1}));
+    EXPECT_EQ(moe::parse_expert_name("blk.3.ffn_down_exps.bias")->part, SlabPart::kBias);
+    EXPECT_EQ(moe::parse_expert_name("blk.3.ffn_down_exps.scale")->part, SlabPart::kScale);
     for (const char* other :
          {"", "blk.", "blk.1", "blk.1.", "blk.x.ffn_up_exps.weight", "blk.-1.ffn_up_exps.weight",
           "blk.99999999999.ffn_up_exps.weight", "blk.1.ffn_up_exps", "blk.1.ffn_up_exps.",
           "blk.1.ffn_up_exps.weight.lora_a", "blk.1.ffn_up_shexp.weight", "blk.1.ffn_up.weight",
           "blk.1.ffn_gate_inp.weight", "blk.1.ffn_up_exps.weigh", "a.blk.1.ffn_up_exps.weight"}) {
-        EXPECT_FALSE(parse_weight_name(other)) << other;
+        EXPECT_FALSE(moe::parse_expert_name(other)) << other;
     }
 }
 

@@ -1,5 +1,6 @@
 #include "plugin/device.hpp"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "engine/runtime.hpp"
 #include "ggml-backend-impl.h"
 #include "ggml-cpp.h"
+#include "moe/classify.hpp"
 #include "plugin/capture.hpp"
 
 namespace kvasir::plugin {
@@ -67,7 +69,6 @@ struct BackendContext {
     ggml_backend_ptr cpu;  // computes whole graphs that do not go to workers
     ggml_threadpool* pool = nullptr;
     int threads = 0;
-    int pool_threads = 0;
     std::unique_ptr<backbone::Lane> lane;  // null without a backbone
     backbone::LayerBatch batch;            // reused
     ~BackendContext() {
@@ -94,7 +95,7 @@ uint64_t pair_count(ggml_cgraph* graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor* node = ggml_graph_node(graph, i);
         if (node->op != GGML_OP_MUL_MAT_ID) continue;
-        const auto name = parse_weight_name(node->src[0]->name);
+        const auto name = moe::parse_expert_name(node->src[0]->name);
         if (name && name->role == moe::SlabRole::kDown)
             pairs += static_cast<uint64_t>(ggml_nelements(node->src[2]));
     }
@@ -111,13 +112,12 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
     const ggml_tensor* input = captured.input;
     const ggml_tensor* ids = captured.ids;
     const ggml_tensor* output = captured.output;
-    const ggml_tensor* down = nullptr;
+    int64_t experts = 0;  // of the smallest stack of matrices
     for (const ggml_tensor* weights : captured.weights) {
-        if (weights != nullptr && weights->ne[2] > 1 &&
-            (down == nullptr || weights->ne[2] < down->ne[2]))
-            down = weights;
+        if (weights == nullptr || weights->ne[2] <= 1) continue;
+        experts = experts == 0 ? weights->ne[2] : std::min(experts, weights->ne[2]);
     }
-    if (down == nullptr || input->type != GGML_TYPE_F32 || ids->type != GGML_TYPE_I32) return false;
+    if (experts == 0 || input->type != GGML_TYPE_F32 || ids->type != GGML_TYPE_I32) return false;
     if (input->data == nullptr || ids->data == nullptr || output->data == nullptr) return false;
     if (!ggml_is_contiguous(input) || output->nb[0] != sizeof(float) || input->ne[3] != 1)
         return false;
@@ -140,7 +140,7 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
         for (int64_t k = 0; k < used; ++k) {
             const auto* id = reinterpret_cast<const int32_t*>(static_cast<const char*>(ids->data) +
                                                               k * ids->nb[0] + t * ids->nb[1]);
-            if (*id < 0 || *id >= down->ne[2]) return false;
+            if (*id < 0 || *id >= experts) return false;
             auto* out = reinterpret_cast<float*>(static_cast<char*>(output->data) +
                                                  k * output->nb[1] + t * output->nb[2]);
             batch.pairs[n++] = {static_cast<uint32_t>(k % rows_per_token + t * rows_per_token),

@@ -1,10 +1,10 @@
 // libggml-kvasir.so: what ggml looks up when it loads the module (GGML_BACKEND_PATH).
 //
 // Configuration by environment, because an unmodified llama.cpp program has no flags of ours:
-//   KVASIR_MODEL   the GGUF that the program runs (any part of a set); unset: no workers,
-//   everything is local KVASIR_LISTEN  HOST:PORT where workers may join (default 127.0.0.1:8377);
-//   empty: nobody may KVASIR_EXACT   strict (default) or any KVASIR_LOG     debug, info, warn
-//   (default), error, off: lines on stderr
+// KVASIR_MODEL: the GGUF that the program runs (any part of a set); unset: no workers.
+// KVASIR_LISTEN: HOST:PORT where workers may join (default 127.0.0.1:8377); empty: nobody may.
+// KVASIR_EXACT: strict (default) or any.
+// KVASIR_LOG: debug, info, warn (default), error or off: lines on stderr.
 // The hub is ready before the model loads; workers are checked as soon as the graphs are known.
 #include <cstdio>
 #include <cstdlib>
