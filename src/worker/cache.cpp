@@ -174,6 +174,14 @@ uint64_t SliceCache::bytes_used() const {
     return bytes;
 }
 
+uint64_t SliceCache::bytes_of(const std::string& path) const {
+    uint64_t bytes = 0;
+    for (const Entry& entry : entries()) {
+        if (without_part(entry.path) == path) bytes += entry.bytes;
+    }
+    return bytes;
+}
+
 Status SliceCache::make_room(uint64_t bytes, const std::vector<std::string>& keep) {
     uint64_t used = bytes_used();
     for (const Entry& entry : entries()) {

@@ -4,7 +4,8 @@
 // "outline.<16 hex>"; slices "<16 hex of the model id>.<16 hex of the plan>.gguf", the same with
 // ".part" while bytes are missing. Only files with names of that form are ever removed. A slice is
 // used after its digests were checked, never because its name is there.
-// Thread: one at a time. Owns: the lock. Limits: bytes_max for all slices together.
+// Thread: functions are reentrant; the state is the folder's. Owns: the lock. Limits: bytes_max for
+// all slices together.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,8 @@ public:
     // The slabs of all slices of that model, parts included, without `except` and its part.
     Donors donors(const Sha256& model_id, const std::string& except) const;
 
+    // What the slice or its part takes on the disk now.
+    uint64_t bytes_of(const std::string& path) const;
     uint64_t bytes_used() const;  // of slices, as the disk counts them
     // Removes slices that are not in `keep` (nor are their parts), the longest unused first, until
     // `bytes` more fit below bytes_max. Errors: kNoSpace when they do not even then.

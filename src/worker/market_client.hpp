@@ -65,10 +65,15 @@ struct LeaseLife {
     uint64_t id = 0;
     std::chrono::seconds expires_in{0};
 };
-struct BeatReply {
+// What became of the leases that were named.
+struct LeaseNews {
     std::vector<LeaseLife> leases;
-    std::vector<uint64_t> lost;
+    std::vector<uint64_t> lost;  // no longer ours
+};
+struct BeatReply {
+    LeaseNews news;
     std::optional<Grant> grant;  // a newer token, sometimes
+    bool has_more = false;       // asking for leases would bring some that are needed
 };
 
 struct ByteProbe {
@@ -91,6 +96,9 @@ struct MarketAddress {
 };
 // Errors: kUsage.
 Result<MarketAddress> parse_market_url(const std::string& url);
+
+// The URL of a shard's bytes; its credentials are MarketClient::bearer().
+std::string data_url(const MarketAddress& address, const MarketInfo& info, uint32_t shard);
 
 // A signed outline is kSignatureBytes of signature, then the outline. Errors: kDenied when the
 // market of the invite has not signed it, kMismatch when it is not the one that `info` names.
@@ -115,17 +123,15 @@ public:
     Result<Grant> renew(const crypto::KeyPair& key);
     Result<LeaseReply> lease(uint64_t budget_bytes, const std::vector<Segment>& have,
                              uint32_t threads);
-    // The ids that are no longer ours.
-    Result<std::vector<uint64_t>> progress(const std::vector<LeaseProgress>& leases);
+    Result<LeaseNews> progress(const std::vector<LeaseProgress>& leases);
     Result<ProofTask> ask_proof(const std::vector<uint64_t>& leases);
-    Status prove(const ProofTask& task, const std::vector<Sha256>& answers);
+    // kMismatch: some bytes were wrong.
+    Result<LeaseNews> prove(const ProofTask& task, const std::vector<Sha256>& answers);
     Result<BeatReply> heartbeat(const std::vector<uint64_t>& serving);
     Status release(const std::vector<uint64_t>& leases);  // empty: all
 
     void set_token(std::string token) { token_ = std::move(token); }
     const std::string& token() const { return token_; }
-    // The URL and credentials of a shard's bytes.
-    std::string data_url(const MarketInfo& info, uint32_t shard) const;
     net::HeaderList bearer() const;
     void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 

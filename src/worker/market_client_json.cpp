@@ -171,6 +171,23 @@ Result<std::vector<uint64_t>> read_ids(const Json& list) {
     return ids;
 }
 
+Result<LeaseNews> read_news(Fields& fields) {
+    LeaseNews news;
+    for (const Json& item : fields.array("leases", kLeasesMax)) {
+        Fields lease(item);
+        LeaseLife one;
+        one.id = lease.number("id", std::numeric_limits<uint64_t>::max());
+        one.expires_in = lease.seconds("expires_in_s");
+        fields.take(lease);
+        news.leases.push_back(one);
+    }
+    auto lost = read_ids(fields.array("lost", kLeasesMax, false));
+    if (!lost) return tl::unexpected(lost.error());
+    news.lost = std::move(*lost);
+    if (Status ok = fields.status(); !ok) return tl::unexpected(ok.error());
+    return news;
+}
+
 Json write_segments(const std::vector<Segment>& segments) {
     Json list = Json::array();
     for (const Segment& segment : segments) {
@@ -223,6 +240,13 @@ Result<MarketAddress> parse_market_url(const std::string& url) {
     }
     address.base = url.substr(0, path);
     return address;
+}
+
+std::string data_url(const MarketAddress& address, const MarketInfo& info, uint32_t shard) {
+    constexpr std::string_view kMark = "{shard}";
+    std::string path = info.data_path;
+    path.replace(path.find(kMark), kMark.size(), std::to_string(shard));
+    return address.base + path;
 }
 
 Status check_outline(std::span<const uint8_t> signed_outline, const MarketInfo& info,
@@ -391,7 +415,7 @@ Result<LeaseReply> MarketClient::lease(uint64_t budget_bytes, const std::vector<
     return reply;
 }
 
-Result<std::vector<uint64_t>> MarketClient::progress(const std::vector<LeaseProgress>& leases) {
+Result<LeaseNews> MarketClient::progress(const std::vector<LeaseProgress>& leases) {
     Json list = Json::array();
     for (const LeaseProgress& lease : leases)
         list.push_back({{"id", lease.id}, {"bytes_done", lease.bytes_done}});
@@ -400,9 +424,7 @@ Result<std::vector<uint64_t>> MarketClient::progress(const std::vector<LeaseProg
     auto json = parse(*body);
     if (!json) return tl::unexpected(json.error());
     Fields fields(*json);
-    auto lost = read_ids(fields.array("lost", kLeasesMax, false));
-    if (Status ok = fields.status(); !ok) return tl::unexpected(ok.error());
-    return lost;
+    return read_news(fields);
 }
 
 Result<ProofTask> MarketClient::ask_proof(const std::vector<uint64_t>& leases) {
@@ -431,13 +453,16 @@ Result<ProofTask> MarketClient::ask_proof(const std::vector<uint64_t>& leases) {
     return task;
 }
 
-Status MarketClient::prove(const ProofTask& task, const std::vector<Sha256>& answers) {
+Result<LeaseNews> MarketClient::prove(const ProofTask& task, const std::vector<Sha256>& answers) {
     Json list = Json::array();
     for (const Sha256& answer : answers) list.push_back(to_hex(answer));
     const Json request = {{"nonce", task.nonce_hex}, {"answers", list}};
     auto body = send("POST", "/api/v1/leases/prove", request.dump(), true);
     if (!body) return tl::unexpected(body.error());
-    return {};
+    auto json = parse(*body);
+    if (!json) return tl::unexpected(json.error());
+    Fields fields(*json);
+    return read_news(fields);
 }
 
 Result<BeatReply> MarketClient::heartbeat(const std::vector<uint64_t>& serving) {
@@ -446,21 +471,13 @@ Result<BeatReply> MarketClient::heartbeat(const std::vector<uint64_t>& serving) 
     auto json = parse(*body);
     if (!json) return tl::unexpected(json.error());
     Fields fields(*json);
+    auto news = read_news(fields);
+    if (!news) return tl::unexpected(news.error());
     BeatReply reply;
-    for (const Json& item : fields.array("leases", kLeasesMax)) {
-        Fields lease(item);
-        LeaseLife one;
-        one.id = lease.number("id", std::numeric_limits<uint64_t>::max());
-        one.expires_in = lease.seconds("expires_in_s");
-        fields.take(lease);
-        reply.leases.push_back(one);
-    }
-    auto lost = read_ids(fields.array("lost", kLeasesMax, false));
-    if (!lost) return tl::unexpected(lost.error());
-    reply.lost = std::move(*lost);
-    if (Status ok = fields.status(); !ok) return tl::unexpected(ok.error());
+    reply.news = std::move(*news);
+    if (fields.has("ask") && (*json)["ask"].is_boolean()) reply.has_more = (*json)["ask"];
     if (!fields.has("token") || (*json)["token"].is_null()) return reply;
-    auto grant = read_grant((*json)["token"].is_object() ? Fields((*json)["token"]) : fields);
+    auto grant = read_grant(Fields((*json)["token"]));
     if (!grant) return tl::unexpected(grant.error());
     reply.grant = std::move(*grant);
     return reply;
@@ -474,13 +491,6 @@ Status MarketClient::release(const std::vector<uint64_t>& leases) {
 }
 
 // ---- bytes ----
-
-std::string MarketClient::data_url(const MarketInfo& info, uint32_t shard) const {
-    constexpr std::string_view kMark = "{shard}";
-    std::string path = info.data_path;
-    path.replace(path.find(kMark), kMark.size(), std::to_string(shard));
-    return address_.base + path;
-}
 
 net::HeaderList MarketClient::bearer() const {
     if (token_.empty()) return {};

@@ -54,7 +54,7 @@ public:
                std::chrono::nanoseconds waited);
 
 private:
-    const std::chrono::nanoseconds gap_max_;
+    std::chrono::nanoseconds gap_max_;
     bool has_begun_ = false;
     std::chrono::nanoseconds now_{0};
     std::chrono::nanoseconds cpu_{0};

@@ -72,6 +72,7 @@ Worker::Worker(const Holding& holding, WorkerOptions options, net::Endpoint endp
       options_(std::move(options)),
       endpoint_(std::move(endpoint)),
       service_(std::move(service)),
+      watch_(options_.sleep_max),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     KVASIR_CHECK(wake_);
     std::random_device random;
@@ -220,6 +221,7 @@ Status Worker::serve(net::MessageStream& stream) {
     auto last_request = net::Clock::now();
     net::Deadline drain_end{};
     bool draining = false;
+    watch_ = SleepWatch(options_.sleep_max);
     for (;;) {
         // Before the next request: a busy backbone must not put the end off for ever.
         if (stopping_.load() && !draining) {
@@ -233,6 +235,7 @@ Status Worker::serve(net::MessageStream& stream) {
         if (*message) {
             last_request = net::Clock::now();
             if (Status ok = answer(stream, **message); !ok) return ok;
+            if (Status ok = check_awake(0ns); !ok) return ok;
             if (stream.may_have_more() && (!draining || last_request < drain_end)) continue;
         }
         const auto now = net::Clock::now();
@@ -262,8 +265,13 @@ Status Worker::wait(net::MessageStream& stream, net::Deadline until, bool draini
             if (!peer.said_hello) until = std::min(until, peer.hello_again);
         }
     }
+    // The shorter the wait, the less of a sleep hides in it.
+    if (options_.sleep_max.count() > 0)
+        until = std::min(until, net::Clock::now() + options_.sleep_max);
     pollfd entries[2] = {{stream.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    ::poll(entries, 2, milliseconds_until(until));
+    const int timeout = milliseconds_until(until);
+    ::poll(entries, 2, timeout);
+    if (Status ok = check_awake(std::chrono::milliseconds(timeout)); !ok) return ok;
     if (entries[1].revents == 0) return {};
     drain_event(wake_.get());
     std::string token;
@@ -272,6 +280,18 @@ Status Worker::wait(net::MessageStream& stream, net::Deadline until, bool draini
         token.swap(token_);
     }
     return token.empty() ? Status() : stream.enqueue(wire::encode_renew(token, 1));
+}
+
+Status Worker::check_awake(std::chrono::nanoseconds waited) {
+    if (options_.sleep_max.count() == 0) return {};
+    if (!watch_.check(boot_time(), process_cpu_time(), waited)) return {};
+    return fail(Errc::kClosed, "this process was asleep: connecting anew");
+}
+
+Answer Worker::compute(std::span<const uint8_t> message) {
+    Answer answer = service_.handle(message);
+    if (options_.before_answer) options_.before_answer();
+    return answer;
 }
 
 Status Worker::say_hello(net::MessageStream& stream) {
@@ -313,7 +333,7 @@ Status Worker::answer(net::MessageStream& stream, std::span<const uint8_t> messa
         return frame->header.peer == 0 ? on_server_frame(stream, *frame, message)
                                        : answer_peer(stream, *frame, message);
     }
-    const Answer answer = service_.handle(message);
+    const Answer answer = compute(message);
     if (!answer.head.empty()) {
         if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
     }
@@ -334,7 +354,7 @@ Status Worker::answer_peer(net::MessageStream& stream, const wire::FrameView& fr
         if (ok) return {};
         reason = ok.error();
     } else {
-        const Answer answer = service_.handle(message);
+        const Answer answer = compute(message);
         if (!answer.head.empty()) {
             if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
         }
@@ -386,7 +406,7 @@ Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView
         case wire::FrameType::kAttached:
             return {};  // the answer to a RENEW
         default: {
-            const Answer answer = service_.handle(message);
+            const Answer answer = compute(message);
             if (!answer.head.empty()) {
                 if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
             }

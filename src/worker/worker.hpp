@@ -22,6 +22,7 @@
 #include "base/result.hpp"
 #include "net/upgrade.hpp"
 #include "worker/service.hpp"
+#include "worker/throttle.hpp"
 
 namespace kvasir::worker {
 
@@ -44,6 +45,11 @@ struct WorkerOptions {
     std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone
     std::chrono::milliseconds drain_quiet{300};    // no request for this long ends a drain
     std::chrono::milliseconds drain_max{5000};
+    // Called between computing an answer and sending it; may pause (a limited processor).
+    std::function<void()> before_answer;
+    // Longer stops of the process (SIGSTOP, a phone asleep) end the connection: what is in it is
+    // stale, and the token and leases may be. 0: they are not looked for.
+    std::chrono::milliseconds sleep_max{0};
 };
 
 class Worker {
@@ -83,6 +89,8 @@ private:
     Status on_welcome(const wire::FrameView& frame);
     Status serve(net::MessageStream& stream);
     Status wait(net::MessageStream& stream, net::Deadline until, bool draining);
+    Status check_awake(std::chrono::nanoseconds waited);
+    Answer compute(std::span<const uint8_t> message);
     Status say_hello(net::MessageStream& stream);
     Status drain(net::MessageStream& stream);
     Status answer(net::MessageStream& stream, std::span<const uint8_t> message);
@@ -104,6 +112,7 @@ private:
     std::chrono::milliseconds move_pause_{0};  // what a server that stops asked for
     std::atomic<bool> stopping_{false};
     std::atomic<bool> serving_{false};
+    SleepWatch watch_;
     net::UniqueFd wake_;
     std::mutex mu_;
     std::string token_;  // Guarded by mu_: to be shown

@@ -1,0 +1,27 @@
+// Parts of the agent that its two source files share. Private to agent*.cpp.
+// Thread: see the fields. Owns: the serving thread. Limits: none.
+#pragma once
+
+#include <string>
+#include <thread>
+
+#include "base/result.hpp"
+#include "net/upgrade.hpp"
+#include "worker/agent.hpp"
+
+namespace kvasir::worker {
+
+struct Agent::Serving {
+    // Constant once the thread runs.
+    std::string path;
+    MarketInfo info;
+    std::thread thread;        // agent's thread
+    Worker* worker = nullptr;  // Guarded by Agent::mu_
+    bool is_stopping = false;  // Guarded by Agent::mu_
+};
+
+// Where the relay is: a URL, a path on the market's port, or (empty) that port. Errors: kProtocol.
+Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market);
+bool is_same_place(const net::Endpoint& endpoint, const MarketAddress& market);
+
+}  // namespace kvasir::worker
