@@ -7,7 +7,8 @@
 namespace kvasir::relay {
 
 std::optional<uint16_t> HandleTable::take(ConnectionId connection, Time now) {
-    while (started_ != 0 && now - std::max(*resting_.front().since, rest_floor_) >= rest_) {
+    while (!held_ && started_ != 0 &&
+           now - std::max(*resting_.front().since, rest_floor_) >= rest_) {
         is_resting_.erase(resting_.front().handle);
         resting_.pop_front();
         --started_;

@@ -45,8 +45,12 @@ public:
     void release(uint16_t handle);
     // Everything queued for the connection has left: what was released before may start to rest.
     void on_drained(Time now);
-    // The node was not listened to until now: what it had sent before may still come.
-    void on_resumed(Time now) { rest_floor_ = now; }
+    // The node is not listened to in between: what it sent before may come after, so nothing rests.
+    void on_held() { held_ = true; }
+    void on_resumed(Time now) {
+        held_ = false;
+        rest_floor_ = now;
+    }
 
     const Peer* find(uint16_t handle) const;  // live ones only
     State state(uint16_t handle) const;
@@ -67,6 +71,7 @@ private:
     size_t started_ = 0;           // so many of resting_ have `since`
     std::unordered_set<uint16_t> is_resting_;
     Time rest_floor_ = Time::min();  // nothing has rested before
+    bool held_ = false;
 };
 
 }  // namespace kvasir::relay

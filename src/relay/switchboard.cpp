@@ -191,6 +191,7 @@ void Switchboard::hold(Connection& from, Connection& waits_for, uint64_t bytes, 
                        Time now) {
     from.waits_for = waits_for.id;
     from.held_bytes = bytes;
+    from.handles.on_held();
     actions_->push_back(Hold{from.id});
     if (waits_for.id != from.id) {
         if (waits_for.waiters.empty() && !first) waits_for.waiting_since = now;

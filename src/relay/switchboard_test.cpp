@@ -386,6 +386,8 @@ TEST(Handles, RestUntilDrainedAndSomeTimeMore) {
     EXPECT_FALSE(table.take({4}, start + 1h));  // PEER_DOWN has not left
     table.on_drained(start + 1h);
     EXPECT_FALSE(table.take({4}, start + 1h + 99ms));
+    table.on_held();
+    EXPECT_FALSE(table.take({4}, start + 2h));  // its frames wait, so do its handles
     table.on_resumed(start + 1h + 50ms);
     EXPECT_FALSE(table.take({4}, start + 1h + 149ms));
     EXPECT_EQ(table.take({4}, start + 1h + 150ms), 1);

@@ -1,0 +1,413 @@
+#include "relay/relay.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "base/check.hpp"
+#include "relay/address.hpp"
+#include "relay/relay_testing.hpp"
+
+namespace kvasir::relay {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace testing;
+using ::testing::HasSubstr;
+
+std::unique_ptr<Relay> start(RelayOptions options = {}) {
+    return must(Relay::start(must(net::parse_listen("127.0.0.1:0"), "listen"), std::move(options)),
+                "relay");
+}
+
+// Until `condition` holds; false after twenty seconds.
+bool eventually(const std::function<bool()>& condition) {
+    const auto end = in(20s);
+    while (!condition()) {
+        if (net::Clock::now() > end) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
+Bytes pattern(size_t bytes, uint32_t seed) {
+    Bytes out(bytes);
+    for (size_t i = 0; i < bytes; ++i)
+        out[i] = static_cast<uint8_t>(((i + seed) * 2654435761u) >> 13);
+    return out;
+}
+
+std::string http_get(uint16_t port, const std::string& path) {
+    net::UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    KVASIR_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    const std::string text = "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    KVASIR_CHECK(::send(fd.get(), text.data(), text.size(), 0) == ssize_t(text.size()));
+    std::string answer;
+    char buffer[4096];
+    for (ssize_t got; (got = ::recv(fd.get(), buffer, sizeof(buffer), 0)) > 0;) {
+        answer.append(buffer, static_cast<size_t>(got));
+    }
+    return answer;
+}
+
+struct PairOf {
+    explicit PairOf(const Target& target)
+        : backbone(Node::attach(target, Role::kBackbone)),
+          worker(Node::attach(target, Role::kWorker)),
+          to_worker(backbone.peer()),
+          to_backbone(worker.peer()) {}
+    // There and back; false when something was wrong.
+    bool exchange(uint32_t id, size_t request_bytes, size_t answer_bytes) {
+        const Bytes request = pattern(request_bytes, id);
+        backbone.say(make_frame(FrameType::kCompute, to_worker, id, request));
+        const auto got = worker.next();
+        if (!got || got->header.peer != to_backbone || got->payload != request) return false;
+        const Bytes answer = pattern(answer_bytes, id + 1);
+        worker.say(make_frame(FrameType::kResult, to_backbone, id, answer));
+        const auto back = backbone.next();
+        return back && back->header.peer == to_worker && back->header.request_id == id &&
+               back->payload == answer;
+    }
+    Node backbone, worker;
+    uint16_t to_worker, to_backbone;
+};
+
+RelayOptions open_relay() {
+    return {};  // no market key: any key is its own identity
+}
+
+// ---- the whole way ----
+
+TEST(Relay, PassesFramesOfEverySize) {
+    RelayOptions options = open_relay();
+    options.switchboard.message_bytes_max = 3 << 20;
+    const auto relay = start(options);
+    PairOf pair(target_of(*relay));
+    uint32_t id = 0;
+    for (const size_t bytes : {0u, 1u, 109u, 110u, 111u, 112u, 32767u, 32768u, 65519u, 65520u,
+                               65521u, 65536u, 65537u, 1048577u, (3u << 20) - 16}) {
+        EXPECT_TRUE(pair.exchange(++id, bytes, bytes)) << bytes;
+    }
+    // One byte over the cap ends that connection, and only that.
+    pair.worker.say(make_frame(FrameType::kResult, pair.to_backbone, 1, Bytes((3 << 20) - 15)));
+    const auto down = pair.backbone.next(FrameType::kPeerDown);
+    ASSERT_TRUE(down);
+    EXPECT_EQ(wire::decode_peer_down(down->payload)->handle, pair.to_worker);
+    const RelayStats stats = relay->stats();
+    EXPECT_EQ(stats.counters.frames_forwarded, 2u * 15);
+    EXPECT_EQ(stats.workers, 0u);
+    EXPECT_EQ(stats.backbones, 1u);
+}
+
+TEST(Relay, HealthAndMetrics) {
+    const auto relay = start(open_relay());
+    PairOf pair(target_of(*relay));
+    ASSERT_TRUE(pair.exchange(1, 1000, 2000));
+    EXPECT_THAT(http_get(relay->port(), "/healthz"), HasSubstr("200 OK"));
+    const std::string metrics = http_get(relay->port(), "/metrics");
+    EXPECT_THAT(metrics, HasSubstr("text/plain; version=0.0.4"));
+    EXPECT_THAT(metrics, HasSubstr("kvasir_relay_nodes{role=\"worker\"} 1"));
+    EXPECT_THAT(metrics, HasSubstr("kvasir_relay_frames_total 2"));
+    EXPECT_THAT(metrics, HasSubstr("kvasir_relay_bytes_total 3032"));
+    EXPECT_THAT(metrics, HasSubstr("# TYPE kvasir_relay_told_total counter"));
+    EXPECT_THAT(http_get(relay->port(), "/else"), HasSubstr("404"));
+    relay->drain(10s, {});
+    EXPECT_THAT(http_get(relay->port(), "/healthz"), HasSubstr("503"));
+}
+
+TEST(Relay, OverTls) {
+    const auto folder = ::testing::TempDir() + "relay_tls_" + std::to_string(::getpid());
+    RelayOptions options = open_relay();
+    options.tls = must(net::TlsServer::self_signed(folder), "certificate");
+    const auto pin = options.tls->pin();
+    const auto relay = start(options);
+    net::ClientTrust trust;
+    trust.pin = pin;
+    PairOf pair(target_of(*relay, must(net::TlsClient::make(trust), "trust")));
+    EXPECT_TRUE(pair.exchange(1, 4000, 4000));
+    EXPECT_TRUE(pair.exchange(2, 3000000, 1));
+    EXPECT_TRUE(pair.exchange(3, 1, 3000000));
+}
+
+TEST(Relay, AReconnectingNodeIsAnotherHandle) {
+    const auto relay = start(open_relay());
+    const Target target = target_of(*relay);
+    Node backbone = Node::attach(target, Role::kBackbone);
+    const auto key = must(crypto::KeyPair::generate(), "key");
+    std::optional<Node> before;
+    uint16_t last = 0;
+    for (int i = 0; i < 5; ++i) {
+        Node worker = must(Node::try_attach(target, Role::kWorker, key), "attach");
+        if (before) {
+            const auto error = before->next(FrameType::kError);
+            ASSERT_TRUE(error);
+            EXPECT_THAT(Node::error_of(*error).detail, HasSubstr("newer connection"));
+            const auto down = backbone.next();
+            ASSERT_TRUE(down);
+            EXPECT_EQ(down->header.type, FrameType::kPeerDown);
+        }
+        const uint16_t handle = backbone.peer();
+        EXPECT_NE(handle, last);
+        last = handle;
+        backbone.say(make_frame(FrameType::kPing, handle, 0, Bytes(8, 1)));
+        EXPECT_TRUE(worker.next(FrameType::kPing));
+        before = std::move(worker);
+    }
+    EXPECT_EQ(relay->stats().counters.replaced, 4u);
+}
+
+// ---- tokens ----
+
+class LiveTokens : public ::testing::Test {
+protected:
+    LiveTokens() {
+        RelayOptions options;
+        options.gate.market = market_.public_key();
+        options.gate.is_revoked = [this](uint64_t serial, const crypto::PublicKey&) {
+            return serial == revoked_.load();
+        };
+        relay_ = start(std::move(options));
+    }
+    std::string token(const crypto::KeyPair& signer, const crypto::KeyPair& node, seconds left,
+                      uint8_t roles = crypto::kRoleWorker, uint64_t serial = 1) {
+        crypto::TokenClaims claims;
+        claims.roles = roles;
+        claims.node = node.public_key();
+        claims.serial = serial;
+        const auto now = std::chrono::floor<seconds>(std::chrono::system_clock::now());
+        claims.issued = now - 1h;
+        claims.expires = now + left;
+        return crypto::issue_token(signer, claims);
+    }
+    Errc refused(const crypto::KeyPair& node, const std::string& text, Role role = Role::kWorker) {
+        const auto attached = Node::try_attach(target_of(*relay_), role, node, text);
+        return attached ? Errc::kCount_ : attached.error().code;
+    }
+
+    const crypto::KeyPair market_ = must(crypto::KeyPair::generate(), "key");
+    const crypto::KeyPair node_ = must(crypto::KeyPair::generate(), "key");
+    std::atomic<uint64_t> revoked_{0};
+    std::unique_ptr<Relay> relay_;
+};
+
+TEST_F(LiveTokens, OnlyGoodOnesAttach) {
+    const auto other = must(crypto::KeyPair::generate(), "key");
+    EXPECT_EQ(refused(node_, token(market_, node_, 1h)), Errc::kCount_);
+    EXPECT_EQ(refused(node_, ""), Errc::kDenied);
+    EXPECT_EQ(refused(node_, "kvt1.nonsense"), Errc::kDenied);
+    EXPECT_EQ(refused(node_, token(other, node_, 1h)), Errc::kDenied);    // another market
+    EXPECT_EQ(refused(node_, token(market_, other, 1h)), Errc::kDenied);  // another node's
+    EXPECT_EQ(refused(node_, token(market_, node_, -1s)), Errc::kExpired);
+    EXPECT_EQ(refused(node_, token(market_, node_, 1h), Role::kBackbone), Errc::kDenied);
+    EXPECT_EQ(refused(node_, token(market_, node_, 1h, crypto::kRoleBackbone), Role::kBackbone),
+              Errc::kCount_);
+    revoked_ = 7;
+    EXPECT_EQ(refused(node_, token(market_, node_, 1h, crypto::kRoleWorker, 7)), Errc::kRevoked);
+}
+
+TEST_F(LiveTokens, ASignatureCountsForItsConnectionRoleAndKeyOnly) {
+    const auto good = token(market_, node_, 1h, crypto::kRoleWorker | crypto::kRoleBackbone);
+    const auto other = must(crypto::KeyPair::generate(), "key");
+    const auto try_with = [&](auto make) {
+        Node node = Node::connect(target_of(*relay_));
+        const auto nonce = must(node.read_nonce(), "nonce");
+        node.say({'W'});
+        node.say(make(nonce));
+        const auto answer = node.next();
+        return answer && answer->header.type == FrameType::kAttached ? Errc::kCount_
+                                                                     : Node::error_of(*answer).code;
+    };
+    wire::Nonce seen = {};
+    EXPECT_EQ(try_with([&](const wire::Nonce& nonce) {
+                  seen = nonce;
+                  return Node::make_attach(Role::kWorker, node_, good, nonce);
+              }),
+              Errc::kCount_);
+    // Recorded and played again on another connection.
+    EXPECT_EQ(try_with([&](const wire::Nonce& nonce) {
+                  EXPECT_NE(nonce, seen);
+                  return Node::make_attach(Role::kWorker, node_, good, seen);
+              }),
+              Errc::kDenied);
+    EXPECT_EQ(try_with([&](const wire::Nonce& nonce) {
+                  return Node::make_attach(Role::kBackbone, node_, good, nonce);
+              }),
+              Errc::kDenied);
+    // A stolen token, signed by the thief's key in the name of its owner.
+    EXPECT_EQ(try_with([&](const wire::Nonce& nonce) {
+                  wire::Attach attach;
+                  attach.node = node_.public_key().bytes;
+                  attach.token = good;
+                  attach.signature = other.sign(
+                      wire::kAttachContext, wire::attach_statement(nonce, Role::kWorker, attach));
+                  return wire::encode_attach(attach);
+              }),
+              Errc::kDenied);
+}
+
+TEST_F(LiveTokens, RevokedRenewedAndExpiredOnALiveConnection) {
+    const Target target = target_of(*relay_);
+    Node node = must(Node::try_attach(target, Role::kWorker, node_,
+                                      token(market_, node_, 100s, crypto::kRoleWorker, 5)),
+                     "attach");
+    EXPECT_LE(node.attached.token_left_ms, 100000u);
+    node.say(wire::encode_renew(token(market_, node_, 1000s, crypto::kRoleWorker, 6), 9));
+    const auto renewed = node.next(FrameType::kAttached);
+    ASSERT_TRUE(renewed);
+    EXPECT_EQ(renewed->header.request_id, 9u);
+    EXPECT_GT(wire::decode_attached(renewed->payload)->token_left_ms, 900000u);
+    relay_->revoke(5);  // no longer its serial
+    node.say(make_frame(FrameType::kPing, 0, 1, Bytes(8, 1)));
+    EXPECT_TRUE(node.next(FrameType::kPong));
+    relay_->revoke(6);
+    const auto error = node.next(FrameType::kError);
+    ASSERT_TRUE(error);
+    EXPECT_EQ(Node::error_of(*error).code, Errc::kRevoked);
+    EXPECT_FALSE(node.next());
+
+    Node brief =
+        must(Node::try_attach(target, Role::kWorker, node_, token(market_, node_, 2s)), "attach");
+    const auto expired = brief.next(FrameType::kError);
+    ASSERT_TRUE(expired);
+    EXPECT_EQ(Node::error_of(*expired).code, Errc::kExpired);
+}
+
+// ---- backpressure over real sockets ----
+
+TEST(Relay, AFullWorkerIsBusyAndAFullBackboneSlowsItsWorkers) {
+    RelayOptions options = open_relay();
+    options.switchboard.queue_bytes_max = 1 << 20;
+    const auto relay = start(options);
+    PairOf pair(target_of(*relay));
+    const Bytes frame = make_frame(FrameType::kCompute, pair.to_worker, 1, Bytes(1 << 20));
+    // The worker reads nothing: some frames sit in the kernel, one in the queue, the rest is told.
+    std::optional<Frame> told;
+    for (int i = 0; i < 100 && !told; ++i) {
+        pair.backbone.say(frame);
+        if (auto answer = pair.backbone.next(20ms)) told = *answer;
+    }
+    ASSERT_TRUE(told);
+    EXPECT_EQ(Node::error_of(*told).code, Errc::kBusy);
+    EXPECT_EQ(told->header.peer, pair.to_worker);
+    // The other way: the worker's writes stop being taken, and nothing is lost.
+    while (pair.worker.next(200ms)) {
+    }
+    constexpr uint32_t kFrames = 64;
+    std::thread writer([&] {
+        for (uint32_t i = 1; i <= kFrames; ++i) {
+            pair.worker.say(make_frame(FrameType::kResult, pair.to_backbone, i, Bytes(1 << 20)));
+        }
+    });
+    EXPECT_TRUE(eventually([&] { return relay->stats().counters.held > 0; }));
+    EXPECT_LE(relay->stats().queued_bytes, 2u << 20);
+    for (uint32_t i = 1; i <= kFrames; ++i) {
+        const auto got = pair.backbone.next(FrameType::kResult);
+        if (!got) ADD_FAILURE() << got.error().detail;
+        if (!got) break;
+        EXPECT_EQ(got->header.request_id, i);
+    }
+    writer.join();
+    EXPECT_EQ(relay->stats().queued_bytes, 0u);
+}
+
+TEST(Relay, MemoryOfIdleConnectionsIsGivenBack) {
+    RelayOptions options = open_relay();
+    options.buffer_idle = 1ms;
+    const auto relay = start(options);
+    PairOf pair(target_of(*relay));
+    ASSERT_TRUE(pair.exchange(1, 8 << 20, 8 << 20));
+    EXPECT_TRUE(eventually([&] { return relay->stats().receive_bytes == 0; }));
+    EXPECT_TRUE(pair.exchange(2, 100, 100));
+}
+
+// ---- moving ----
+
+TEST(Relay, AThousandNodesMoveToAnotherRelay) {
+    auto old_relay = start(open_relay());
+    const auto new_relay = start(open_relay());
+    constexpr int kNodes = 1000;
+    constexpr auto kWindow = 1500ms;
+    std::vector<crypto::KeyPair> keys;
+    std::vector<Node> nodes;
+    for (int i = 0; i < kNodes; ++i) {
+        keys.push_back(must(crypto::KeyPair::generate(), "key"));
+        nodes.push_back(
+            must(Node::try_attach(target_of(*old_relay), Role::kWorker, keys.back()), "attach"));
+    }
+    const std::string url = "ws://127.0.0.1:" + std::to_string(new_relay->port());
+    old_relay->drain(kWindow, url);
+    const auto start_time = net::Clock::now();
+    std::mt19937 random(1);
+    std::vector<std::pair<int64_t, int>> when;
+    for (int i = 0; i < kNodes; ++i) {
+        const auto frame = nodes[i].next(FrameType::kMove);
+        ASSERT_TRUE(frame) << frame.error().detail;
+        const auto move = *wire::decode_move(frame->payload);
+        EXPECT_EQ(move.url, url);
+        ASSERT_EQ(move.within_ms, 1500u);
+        when.emplace_back(random() % move.within_ms, i);
+    }
+    std::sort(when.begin(), when.end());
+    for (const auto& [after, i] : when) {
+        while (net::Clock::now() < start_time + milliseconds(after)) std::this_thread::yield();
+        auto moved = Node::try_attach(target_of(*new_relay), Role::kWorker, keys[i]);
+        ASSERT_TRUE(moved) << moved.error().detail;
+        nodes[i].say(make_frame(FrameType::kGoodbye, 0, 0));
+        nodes[i] = std::move(*moved);
+    }
+    EXPECT_EQ(new_relay->stats().workers, uint64_t{kNodes});
+    EXPECT_EQ(new_relay->stats().counters.refused, 0u);
+    EXPECT_TRUE(eventually([&] { return old_relay->drained(); }));
+    old_relay.reset();
+}
+
+TEST(Relay, DrainClosesWhoStays) {
+    RelayOptions options = open_relay();
+    options.switchboard.drain_grace = 100ms;
+    const auto relay = start(options);
+    PairOf pair(target_of(*relay));
+    relay->drain(200ms, {});
+    EXPECT_TRUE(pair.backbone.next(FrameType::kMove));
+    EXPECT_TRUE(pair.worker.next(FrameType::kMove));
+    EXPECT_TRUE(pair.exchange(1, 10, 10));  // still at work
+    const auto end = pair.backbone.next(FrameType::kError);
+    ASSERT_TRUE(end);
+    EXPECT_EQ(Node::error_of(*end).code, Errc::kClosed);
+    EXPECT_TRUE(eventually([&] { return relay->drained(); }));
+}
+
+TEST(Relay, NobodyIsTakenWhileItDrains) {
+    const auto relay = start(open_relay());
+    Node stays = Node::attach(target_of(*relay), Role::kWorker);
+    relay->drain(10s, {});
+    ASSERT_TRUE(stays.next(FrameType::kMove));
+    const auto key = must(crypto::KeyPair::generate(), "key");
+    const auto late = Node::try_attach(target_of(*relay), Role::kWorker, key);
+    ASSERT_FALSE(late);
+    EXPECT_EQ(late.error().code, Errc::kBusy);
+}
+
+TEST(Address, OneOfIPv4OrA64OfIPv6) {
+    EXPECT_EQ(address_key("192.0.2.7:1234"), "192.0.2.7");
+    EXPECT_EQ(address_key("[2001:db8:1:2:3:4:5:6]:1"), "2001:db8:1:2::/64");
+    EXPECT_EQ(address_key("[2001:db8:1:2:ffff::1]:9"), "2001:db8:1:2::/64");
+    EXPECT_NE(address_key("[2001:db8:1:3::1]:9"), "2001:db8:1:2::/64");
+    EXPECT_EQ(address_key("[fe80::1%eth0]:9"), "fe80::/64");
+    EXPECT_EQ(address_key("[nonsense]:9"), "nonsense");
+    EXPECT_EQ(address_key(""), "");
+}
+
+}  // namespace
+}  // namespace kvasir::relay

@@ -1,0 +1,321 @@
+// The relay's thread: sockets in, events to the switchboard, its actions back to the sockets.
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/log.hpp"
+#include "relay/address.hpp"
+#include "relay/relay_impl.hpp"
+
+namespace kvasir::relay {
+namespace {
+
+using net::MessageStream;
+
+constexpr uint64_t kBufferFree = 256 << 10;  // a reader's first buffer: mostly untouched memory
+constexpr int kEventsPerWait = 64;
+
+Time read_clock() {
+    return std::chrono::steady_clock::now();
+}
+
+}  // namespace
+
+RelayStats RelayImpl::collect() const {
+    RelayStats stats;
+    stats.counters = board_.counters();
+    stats.workers = board_.attached(wire::Role::kWorker);
+    stats.backbones = board_.attached(wire::Role::kBackbone);
+    stats.observers = board_.attached(wire::Role::kObserver);
+    stats.connections = board_.connections();
+    stats.queued_bytes = board_.queued_bytes();
+    stats.receive_bytes = receive_total_;
+    stats.cut_for_memory = cut_for_memory_;
+    stats.draining = board_.draining();
+    return stats;
+}
+
+Channel* RelayImpl::find(ConnectionId id) {
+    const auto entry = channels_.find(id);
+    return entry == channels_.end() ? nullptr : entry->second.get();
+}
+
+void RelayImpl::run() {
+    std::array<epoll_event, kEventsPerWait> events;
+    while (!stopping_.load()) {
+        const int count =
+            ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, wait_milliseconds());
+        now_ = read_clock();
+        for (int i = 0; i < count; ++i) on_socket(events[static_cast<size_t>(i)]);
+        run_turns();
+        if (now_ >= board_.next_tick()) apply(Tick{});
+        release_idle();
+        if (receive_total_ > options_.receive_total_max) cut_largest();
+        ended_.clear();
+        if (board_.draining() && board_.connections() == 0) drained_.store(true);
+    }
+    for (auto& [id, channel] : channels_) channel->stream.close(1001);
+    run_posted();  // whoever waits for an answer gets it
+}
+
+int RelayImpl::wait_milliseconds() const {
+    if (!ready_.empty()) return 0;
+    Time until = board_.next_tick();
+    if (!idle_.empty()) until = std::min(until, idle_.front().first);
+    if (until == Time::max()) return -1;
+    const auto left = std::chrono::ceil<milliseconds>(until - read_clock()).count();
+    return static_cast<int>(std::clamp<int64_t>(left, 0, 60000));
+}
+
+void RelayImpl::on_socket(const epoll_event& event) {
+    if (event.data.u64 == kWakeKey) return run_posted();
+    Channel* channel = find({event.data.u64});
+    if (channel == nullptr) return;  // ended earlier in this round
+    if ((event.events & EPOLLOUT) != 0) after_write(*channel, channel->stream.flush());
+    if (channel->closed) return;
+    if (channel->held) {
+        if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) {
+            apply(Closed{channel->id, {Errc::kClosed, "the connection broke"}});
+        }
+        return;
+    }
+    if ((event.events & ~uint32_t{EPOLLOUT}) != 0) make_ready(*channel);
+}
+
+void RelayImpl::run_posted() {
+    uint64_t ignored = 0;
+    (void)!::read(wake_.get(), &ignored, sizeof(ignored));
+    std::vector<std::function<void()>> work;
+    {
+        const std::lock_guard lock(mu_);
+        work.swap(posted_);
+    }
+    for (const auto& one : work) one();
+}
+
+void RelayImpl::adopt(MessageStream stream, const std::string& peer) {
+    if (stopping_.load() || stream.closed()) return;
+    const ConnectionId id{++last_id_};
+    Opened opened{id, address_key(peer), {}};
+    if (::getrandom(opened.nonce.data(), opened.nonce.size(), 0) !=
+        static_cast<ssize_t>(opened.nonce.size())) {
+        return log(LogLevel::kError, "relay", "event=no_random conn=" + std::to_string(id.value));
+    }
+    auto made = std::make_unique<Channel>(id, std::move(stream));
+    Channel& channel = *made;
+    channel.active = now_;
+    epoll_event event = {};
+    event.events = channel.interest = EPOLLIN;
+    event.data.u64 = id.value;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, channel.stream.fd(), &event) != 0) {
+        return log(LogLevel::kError, "relay", std::string("event=epoll_full ") + strerror(errno));
+    }
+    channels_.emplace(id, std::move(made));
+    log(LogLevel::kDebug, "relay",
+        "event=opened conn=" + std::to_string(id.value) + " peer=" + peer);
+    apply(opened);
+    if (!channel.closed) make_ready(channel);  // bytes may have come with the upgrade
+}
+
+void RelayImpl::make_ready(Channel& channel) {
+    if (channel.ready) return;
+    channel.ready = true;
+    ready_.push_back(channel.id);
+}
+
+// One turn for everybody who was ready at the start of the round.
+void RelayImpl::run_turns() {
+    for (size_t left = ready_.size(); left > 0; --left) {
+        const ConnectionId id = ready_.front();
+        ready_.pop_front();
+        Channel* channel = find(id);
+        if (channel == nullptr) continue;
+        channel->ready = false;
+        const bool more = turn(*channel);
+        if (channel->closed) continue;
+        note_received(*channel);
+        if (more) make_ready(*channel);
+        update_interest(*channel);
+    }
+}
+
+// True: there is more to do for it at once.
+bool RelayImpl::turn(Channel& channel) {
+    if (channel.held) return false;
+    uint64_t passed = 0;
+    if (channel.resumed) {
+        channel.resumed = false;
+        passed = channel.message.size();
+        if (!present(channel)) return false;
+    }
+    while (passed < options_.turn_bytes) {
+        const uint64_t before = channel.stream.counters().bytes_in;
+        const auto message = channel.stream.try_receive();
+        if (!message) {
+            apply(Closed{channel.id, message.error()});
+            return false;
+        }
+        if (!*message) {  // the kernel has no more, or this was all for one turn
+            return channel.stream.counters().bytes_in - before >= options_.turn_bytes;
+        }
+        channel.message = **message;
+        passed += channel.message.size();
+        if (!present(channel)) return false;
+        if (!channel.stream.may_have_more()) return false;
+    }
+    return true;
+}
+
+// False: it is held or closed.
+bool RelayImpl::present(Channel& channel) {
+    apply(Message{channel.id, channel.message});
+    return !channel.closed && !channel.held;
+}
+
+void RelayImpl::note_received(Channel& channel) {
+    const uint64_t bytes_in = channel.stream.counters().bytes_in;
+    if (bytes_in == channel.bytes_in && channel.watched) return;
+    if (bytes_in != channel.bytes_in) {
+        channel.bytes_in = bytes_in;
+        apply(Heard{channel.id});
+    }
+    channel.active = now_;
+    const uint64_t capacity = channel.stream.receive_buffer_bytes();
+    const uint64_t counted = capacity > kBufferFree ? capacity - kBufferFree : 0;
+    receive_total_ += counted - channel.buffer_bytes;
+    channel.buffer_bytes = counted;
+    if (!channel.watched) {
+        channel.watched = true;
+        idle_.emplace_back(now_ + options_.buffer_idle, channel.id);
+    }
+}
+
+// Half received and held frames are too much together: who holds most goes.
+void RelayImpl::cut_largest() {
+    const Channel* largest = nullptr;
+    for (const auto& [id, channel] : channels_) {
+        if (largest == nullptr || channel->buffer_bytes > largest->buffer_bytes) {
+            largest = channel.get();
+        }
+    }
+    if (largest == nullptr) return;
+    ++cut_for_memory_;
+    apply(Closed{largest->id, {Errc::kBusy, "the relay is short of memory for half frames"}});
+}
+
+void RelayImpl::release_idle() {
+    for (int i = 0; i < kEventsPerWait && !idle_.empty() && idle_.front().first <= now_; ++i) {
+        const ConnectionId id = idle_.front().second;
+        idle_.pop_front();
+        Channel* channel = find(id);
+        if (channel == nullptr) continue;
+        const bool busy = channel->held || channel->resumed || channel->ready;
+        if (busy || now_ - channel->active < options_.buffer_idle) {
+            idle_.emplace_back(std::max(channel->active, now_) + options_.buffer_idle, id);
+            continue;
+        }
+        channel->watched = false;
+        channel->stream.release_idle_buffers();
+        if (channel->stream.receive_buffer_bytes() == 0) {
+            receive_total_ -= channel->buffer_bytes;
+            channel->buffer_bytes = 0;
+        }
+    }
+}
+
+// ---- what the switchboard says ----
+
+// Actions are done in order; events that follow from them append theirs.
+void RelayImpl::apply(const Event& event) {
+    board_.on_event(event, now_, actions_);
+    if (applying_) return;
+    applying_ = true;
+    for (size_t i = 0; i < actions_.size(); ++i) {
+        Action action = std::move(actions_[i]);
+        std::visit([this](auto& what) { perform(what); }, action);
+    }
+    actions_.clear();
+    applying_ = false;
+}
+
+void RelayImpl::after_write(Channel& channel, const Status& status) {
+    if (!status) return apply(Closed{channel.id, status.error()});
+    apply(Unsent{channel.id, channel.stream.unsent_bytes(), channel.stream.counters().bytes_out});
+    if (!channel.closed) update_interest(channel);
+}
+
+void RelayImpl::perform(Send& action) {
+    if (Channel* to = find(action.to)) {
+        const std::span<const uint8_t> frame(action.frame);
+        after_write(*to, to->stream.enqueue(frame));
+    }
+}
+
+void RelayImpl::perform(const Forward& action) {
+    Channel* from = find(action.from);
+    Channel* to = find(action.to);
+    if (to == nullptr) return;
+    KVASIR_CHECK(from != nullptr && from->message.size() >= wire::kFrameHeaderBytes);
+    std::array<uint8_t, wire::kFrameHeaderBytes> head;
+    std::copy_n(from->message.begin(), head.size(), head.begin());
+    wire::set_peer(head, action.peer);
+    const std::span<const uint8_t> pieces[] = {head, from->message.subspan(head.size())};
+    after_write(*to, to->stream.enqueue(pieces));
+}
+
+void RelayImpl::perform(const Hold& action) {
+    if (Channel* from = find(action.from)) from->held = true;
+}
+
+void RelayImpl::perform(const Resume& action) {
+    Channel* from = find(action.from);
+    if (from == nullptr) return;
+    from->held = false;
+    from->resumed = true;
+    make_ready(*from);
+}
+
+void RelayImpl::perform(const AllowFrames& action) {
+    Channel* channel = find(action.id);
+    if (channel == nullptr) return;
+    net::MessageLimits limits;
+    limits.message_bytes_max = options_.switchboard.message_bytes_max;
+    limits.unsent_bytes_max = UINT64_MAX;  // the switchboard counts
+    limits.receive_bytes_per_call = options_.turn_bytes;
+    channel->stream.set_limits(limits);
+}
+
+void RelayImpl::perform(const Ping& action) {
+    if (Channel* channel = find(action.id)) after_write(*channel, channel->stream.enqueue_ping());
+}
+
+void RelayImpl::perform(const Close& action) {
+    const auto entry = channels_.find(action.id);
+    if (entry == channels_.end()) return;
+    Channel& channel = *entry->second;
+    channel.closed = true;
+    receive_total_ -= channel.buffer_bytes;
+    channel.stream.close(action.ws_code);
+    ended_.push_back(std::move(entry->second));
+    channels_.erase(entry);
+}
+
+void RelayImpl::update_interest(Channel& channel) {
+    uint32_t interest = channel.held ? 0 : uint32_t{EPOLLIN};
+    if (channel.stream.wants_write()) interest |= uint32_t{EPOLLOUT};
+    if (interest == channel.interest) return;
+    channel.interest = interest;
+    epoll_event event = {};
+    event.events = interest;
+    event.data.u64 = channel.id.value;
+    (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, channel.stream.fd(), &event);
+}
+
+}  // namespace kvasir::relay
