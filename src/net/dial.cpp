@@ -1,13 +1,17 @@
-// dial(): resolve, connect, upgrade; everything within one deadline.
-//
-// A private io_context runs one coroutine on the calling thread; afterwards the socket leaves Asio.
-#include <utility>  // before Asio's awaitable header
-
+// dial(): resolve, connect, TLS, upgrade; everything within one deadline, on the calling thread.
+#include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,36 +19,22 @@
 #include <thread>
 #include <vector>
 
-#include <boost/asio/as_tuple.hpp>
-#include <boost/asio/awaitable.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/empty_body.hpp>
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/rfc7230.hpp>
-#include <boost/beast/http/write.hpp>
-
 #include "base/log.hpp"
 #include "net/handshake.hpp"
+#include "net/http_parser.hpp"
+#include "net/socket_wait.hpp"
+#include "net/transport.hpp"
 #include "net/upgrade.hpp"
 
 namespace kvasir::net {
 namespace {
 
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
-using asio::ip::tcp;
-using boost::system::error_code;
-
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr uint32_t kLookupsMax = 8;  // lookups that may be under way or left behind by a deadline
+
+struct Address {
+    sockaddr_storage storage = {};
+    socklen_t size = 0;
+};
 
 std::string authority(const Endpoint& endpoint) {
     const bool v6 = endpoint.host.find(':') != std::string::npos;
@@ -63,25 +53,25 @@ struct Lookup {
     // Guarded by mu
     bool done = false;
     int error = 0;
-    std::vector<tcp::endpoint> found;
+    std::vector<Address> found;
 };
 
 std::atomic<uint32_t> lookups_running{0};
 
-std::pair<int, std::vector<tcp::endpoint>> look_up(const std::string& host, uint16_t port) {
+// `flags`: those of getaddrinfo().
+std::pair<int, std::vector<Address>> look_up(const std::string& host, uint16_t port, int flags) {
     addrinfo hints = {};
     hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
     addrinfo* list = nullptr;
-    const int error = ::getaddrinfo(host.c_str(), nullptr, &hints, &list);
-    std::vector<tcp::endpoint> found;
+    const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+    std::vector<Address> found;
     for (const addrinfo* entry = error == 0 ? list : nullptr; entry; entry = entry->ai_next) {
-        tcp::endpoint endpoint;
-        if (entry->ai_addrlen > endpoint.capacity()) continue;
-        std::copy_n(reinterpret_cast<const char*>(entry->ai_addr), entry->ai_addrlen,
-                    reinterpret_cast<char*>(endpoint.data()));
-        endpoint.resize(entry->ai_addrlen);
-        endpoint.port(port);
-        found.push_back(endpoint);
+        Address address;
+        if (entry->ai_addrlen > sizeof(address.storage)) continue;
+        std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
+        address.size = entry->ai_addrlen;
+        found.push_back(address);
     }
     if (error == 0) ::freeaddrinfo(list);
     return {error, std::move(found)};
@@ -89,11 +79,9 @@ std::pair<int, std::vector<tcp::endpoint>> look_up(const std::string& host, uint
 
 // getaddrinfo() cannot be cancelled, so it runs in a thread of its own that a deadline may leave
 // behind; kLookupsMax bounds how many there can be.
-Result<std::vector<tcp::endpoint>> resolve(const Endpoint& endpoint, Deadline deadline) {
-    error_code ec;
-    if (const auto address = asio::ip::make_address(endpoint.host, ec); !ec) {
-        return std::vector<tcp::endpoint>{{address, endpoint.port}};
-    }
+Result<std::vector<Address>> resolve(const Endpoint& endpoint, Deadline deadline) {
+    auto literal = look_up(endpoint.host, endpoint.port, AI_NUMERICHOST);
+    if (!literal.second.empty()) return std::move(literal.second);
     if (lookups_running.fetch_add(1) >= kLookupsMax) {
         lookups_running.fetch_sub(1);
         return fail(Errc::kTimeout, show(endpoint) + ": name lookups hang, is the DNS server up?");
@@ -101,7 +89,7 @@ Result<std::vector<tcp::endpoint>> resolve(const Endpoint& endpoint, Deadline de
     auto lookup = std::make_shared<Lookup>();
     try {
         std::thread([lookup, host = endpoint.host, port = endpoint.port] {
-            auto result = look_up(host, port);
+            auto result = look_up(host, port, 0);
             {
                 const std::lock_guard lock(lookup->mu);
                 lookup->error = result.first;
@@ -128,142 +116,188 @@ Result<std::vector<tcp::endpoint>> resolve(const Endpoint& endpoint, Deadline de
     return std::move(lookup->found);
 }
 
-// ---- connect and upgrade ----
+// ---- connect ----
 
-Error network_error(const Endpoint& endpoint, const char* step, const error_code& ec) {
-    if (ec == beast::error::timeout) {
-        return {Errc::kTimeout, show(endpoint) + ": no answer in time (" + step + ")"};
-    }
-    if (ec == http::error::end_of_stream || ec == http::error::partial_message ||
-        ec == asio::error::eof) {
+Error step_error(const Endpoint& endpoint, const char* step, const Error& error) {
+    if (error.code == Errc::kClosed) {
         return {Errc::kIo, show(endpoint) + ": closed by the other side (" + step + ")"};
     }
-    if (ec.category() == error_code(http::error::bad_version).category()) {
-        return {Errc::kProtocol, show(endpoint) + ": the answer is not HTTP: " + ec.message()};
-    }
-    return {Errc::kIo, show(endpoint) + ": " + step + ": " + ec.message()};
+    return {error.code, show(endpoint) + ": " + step + ": " + error.detail};
 }
 
-using Response = http::response_parser<http::empty_body>;
+// Waits for the socket; a passed deadline is an error, also if a peer drips bytes into it.
+Status wait_step(const Endpoint& endpoint, const char* step, int fd, short events,
+                 Deadline deadline) {
+    auto ready = Clock::now() < deadline ? wait_for(fd, events, deadline) : Result<bool>(false);
+    if (!ready) return tl::unexpected(step_error(endpoint, step, ready.error()));
+    if (*ready) return {};
+    return fail(Errc::kTimeout, show(endpoint) + ": no answer in time (" + step + ")");
+}
 
-Status check_response(const Endpoint& endpoint, const Response& parser, const std::string& key) {
-    const auto& response = parser.get();
+Result<UniqueFd> connect_one(const Endpoint& endpoint, const Address& address, Deadline deadline) {
+    const auto failed = [&endpoint](int error) {
+        return fail(Errc::kIo,
+                    show(endpoint) + ": connect: " + std::generic_category().message(error));
+    };
+    UniqueFd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) return failed(errno);
+    const int on = 1;
+    (void)::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    const auto* plain = reinterpret_cast<const sockaddr*>(&address.storage);
+    if (::connect(fd.get(), plain, address.size) == 0) return fd;
+    if (errno != EINPROGRESS && errno != EINTR) return failed(errno);
+    auto ready = wait_step(endpoint, "connect", fd.get(), POLLOUT, deadline);
+    if (!ready) return tl::unexpected(std::move(ready.error()));
+    int error = 0;
+    socklen_t size = sizeof(error);
+    if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+    if (error != 0) return failed(error);
+    return fd;
+}
+
+// Tries every address; each gets its share of the time that is left.
+Result<UniqueFd> connect(const Endpoint& endpoint, const std::vector<Address>& addresses,
+                         Deadline deadline) {
+    Error last{Errc::kIo, show(endpoint) + ": no address"};
+    for (size_t i = 0; i < addresses.size(); ++i) {
+        const auto now = Clock::now();
+        const auto left = std::max(deadline - now, Clock::duration::zero());
+        const auto share = left / static_cast<int64_t>(addresses.size() - i);
+        auto fd = connect_one(endpoint, addresses[i], now + share);
+        if (fd) return fd;
+        last = std::move(fd.error());
+    }
+    return tl::unexpected(last);
+}
+
+Result<Transport> secure(const Endpoint& endpoint, UniqueFd fd, const TlsClient& tls,
+                         Deadline deadline) {
+    auto transport =
+        Transport::make_tls(std::move(fd), tls.context(), Side::kClient, endpoint.host);
+    while (transport) {
+        auto done = transport->handshake();
+        if (!done && done.error().code == Errc::kClosed) {
+            return tl::unexpected(step_error(endpoint, "TLS handshake", done.error()));
+        }
+        if (!done) return fail(done.error().code, show(endpoint) + ": " + done.error().detail);
+        if (*done) break;
+        const short events = transport->wants_write() ? POLLIN | POLLOUT : POLLIN;
+        auto ready = wait_step(endpoint, "TLS handshake", transport->fd(), events, deadline);
+        if (!ready) return tl::unexpected(std::move(ready.error()));
+    }
+    return transport;
+}
+
+// ---- upgrade ----
+
+Status check_response(const Endpoint& endpoint, const ResponseParser& response,
+                      const std::string& key) {
     const auto refuse = [&endpoint](const std::string& what) {
         return fail(Errc::kProtocol, show(endpoint) + ": no upgrade to WebSocket: " + what);
     };
-    if (response.result() != http::status::switching_protocols) {
-        return refuse(
-            "HTTP status " + std::to_string(response.result_int()) + " " +
-            printable(std::string_view(response.reason().data(), response.reason().size())));
+    if (response.status() != 101) {
+        return refuse("HTTP status " + std::to_string(response.status()) + " " +
+                      printable(response.reason()));
     }
-    if (!http::token_list(response[http::field::upgrade]).exists("websocket")) {
-        return refuse("the Upgrade header is missing");
-    }
-    if (!http::token_list(response[http::field::connection]).exists("upgrade")) {
+    if (!response.has_token("Upgrade", "websocket")) return refuse("the Upgrade header is missing");
+    if (!response.has_token("Connection", "upgrade")) {
         return refuse("the Connection header is missing");
     }
-    if (response[http::field::sec_websocket_accept] != websocket_accept(key)) {
+    if (response.header("Sec-WebSocket-Accept") != websocket_accept(key)) {
         return refuse("Sec-WebSocket-Accept does not match");
     }
-    if (std::string_view(response[http::field::sec_websocket_protocol]) != kSubprotocol) {
+    if (response.header("Sec-WebSocket-Protocol") != kSubprotocol) {
         return refuse("the subprotocol kvasir.1 was not agreed; is that a Kvasir hub?");
     }
-    if (!response[http::field::sec_websocket_extensions].empty()) {
+    if (!response.header("Sec-WebSocket-Extensions").empty()) {
         return refuse("it wants an extension that was not offered");
     }
     return {};
 }
 
-http::request<http::empty_body> make_request(const Endpoint& endpoint, const std::string& key) {
-    http::request<http::empty_body> request(http::verb::get, endpoint.path, 11);
-    request.set(http::field::host, authority(endpoint));
-    request.set(http::field::upgrade, "websocket");
-    request.set(http::field::connection, "Upgrade");
-    request.set(http::field::sec_websocket_key, key);
-    request.set(http::field::sec_websocket_version, "13");
-    request.set(http::field::sec_websocket_protocol, std::string(kSubprotocol));
-    request.set(http::field::user_agent, "kvasir/" KVASIR_VERSION);
-    return request;
+std::string make_request(const Endpoint& endpoint, const std::string& key) {
+    return format_get(endpoint.path, {{"Host", authority(endpoint)},
+                                      {"Upgrade", "websocket"},
+                                      {"Connection", "Upgrade"},
+                                      {"Sec-WebSocket-Key", key},
+                                      {"Sec-WebSocket-Version", "13"},
+                                      {"Sec-WebSocket-Protocol", std::string(kSubprotocol)},
+                                      {"User-Agent", "kvasir/" KVASIR_VERSION}});
 }
 
-// Tries every address; each gets its share of the time that is left.
-asio::awaitable<Status> connect(beast::tcp_stream& stream, const Endpoint& endpoint,
-                                const std::vector<tcp::endpoint>& addresses, Deadline deadline) {
-    Error last{Errc::kIo, show(endpoint) + ": no address"};
-    for (size_t i = 0; i < addresses.size(); ++i) {
-        const auto left = deadline - Clock::now();
-        const auto share = left / static_cast<int64_t>(addresses.size() - i);
-        stream.expires_after(std::max<Clock::duration>(share, std::chrono::milliseconds(1)));
-        const auto [ec] = co_await stream.async_connect(addresses[i], kAwait);
-        if (!ec) co_return Status();
-        last = network_error(endpoint, "connect", ec);
-        error_code ignored;
-        stream.socket().close(ignored);
+Status send_request(const Endpoint& endpoint, Transport& transport, std::string request,
+                    Deadline deadline) {
+    constexpr const char* kStep = "upgrade request";
+    size_t sent = 0;
+    while (sent < request.size() || transport.wants_write()) {
+        const iovec rest = {request.data() + sent, request.size() - sent};
+        auto count = transport.write({&rest, 1});
+        if (!count) return tl::unexpected(step_error(endpoint, kStep, count.error()));
+        sent += *count;
+        if (*count != 0) continue;
+        auto ready = wait_step(endpoint, kStep, transport.fd(), POLLOUT, deadline);
+        if (!ready) return ready;
     }
-    co_return tl::unexpected(last);
+    return {};
 }
 
-struct Dialed {
-    UniqueFd fd;
-    std::vector<uint8_t> leftover;
-};
+// Reads until the head is whole; what came behind it is left in `input`.
+Status read_response(const Endpoint& endpoint, Transport& transport, ResponseParser& parser,
+                     std::vector<uint8_t>& input, Deadline deadline) {
+    constexpr const char* kStep = "upgrade response";
+    std::array<uint8_t, 4096> piece;
+    while (!parser.head_done()) {
+        const auto got = transport.read(piece, false);
+        if (!got) return tl::unexpected(step_error(endpoint, kStep, got.error()));
+        if (got->end) return tl::unexpected(step_error(endpoint, kStep, {Errc::kClosed, ""}));
+        if (got->bytes == 0 || Clock::now() >= deadline) {
+            auto ready = wait_step(endpoint, kStep, transport.fd(), POLLIN, deadline);
+            if (!ready) return ready;
+        }
+        input.insert(input.end(), piece.begin(), piece.begin() + static_cast<long>(got->bytes));
+        const auto used = parser.feed(input);
+        if (!used) {
+            return fail(Errc::kProtocol,
+                        show(endpoint) + ": the answer is not HTTP: " + used.error().detail);
+        }
+        input.erase(input.begin(), input.begin() + static_cast<long>(*used));
+    }
+    return {};
+}
 
-asio::awaitable<Result<Dialed>> upgrade(Endpoint endpoint, std::vector<tcp::endpoint> addresses,
-                                        uint32_t header_bytes_max, Deadline deadline) {
-    beast::tcp_stream stream(co_await asio::this_coro::executor);
-    auto connected = co_await connect(stream, endpoint, addresses, deadline);
-    if (!connected) co_return tl::unexpected(std::move(connected.error()));
+Result<MessageStream> dial_until(const Endpoint& endpoint, const HandshakeLimits& handshake,
+                                 MessageLimits limits, const TlsClient* tls, Deadline deadline) {
+    auto addresses = resolve(endpoint, deadline);
+    if (!addresses) return tl::unexpected(std::move(addresses.error()));
+    auto fd = connect(endpoint, *addresses, deadline);
+    if (!fd) return tl::unexpected(std::move(fd.error()));
+    auto transport = endpoint.tls ? secure(endpoint, std::move(*fd), *tls, deadline)
+                                  : Result<Transport>(Transport(std::move(*fd)));
+    if (!transport) return tl::unexpected(std::move(transport.error()));
 
-    stream.expires_after(
-        std::max<Clock::duration>(deadline - Clock::now(), std::chrono::milliseconds(1)));
     const std::string key = make_websocket_key();
-    const auto request = make_request(endpoint, key);
-    const auto [write_ec, written] = co_await http::async_write(stream, request, kAwait);
-    if (write_ec) co_return tl::unexpected(network_error(endpoint, "upgrade request", write_ec));
-
-    beast::flat_buffer buffer;
-    Response parser;
-    parser.header_limit(header_bytes_max);
-    const auto [read_ec, got] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-    if (read_ec) co_return tl::unexpected(network_error(endpoint, "upgrade response", read_ec));
+    auto sent = send_request(endpoint, *transport, make_request(endpoint, key), deadline);
+    if (!sent) return tl::unexpected(std::move(sent.error()));
+    ResponseParser parser(handshake.header_bytes_max);
+    std::vector<uint8_t> input;
+    auto read = read_response(endpoint, *transport, parser, input, deadline);
+    if (!read) return tl::unexpected(std::move(read.error()));
     auto checked = check_response(endpoint, parser, key);
-    if (!checked) co_return tl::unexpected(std::move(checked.error()));
-
-    Dialed dialed;
-    const auto* data = static_cast<const uint8_t*>(buffer.cdata().data());
-    dialed.leftover.assign(data, data + buffer.size());
-    stream.expires_never();
-    error_code ec;
-    dialed.fd.reset(stream.release_socket().release(ec));
-    if (ec) co_return tl::unexpected(network_error(endpoint, "release", ec));
-    co_return dialed;
+    if (!checked) return tl::unexpected(std::move(checked.error()));
+    transport->take_buffered(input);
+    return MessageStream(std::move(*transport), Side::kClient, std::move(input), limits);
 }
 
 }  // namespace
 
 Result<MessageStream> dial(const Endpoint& endpoint, const HandshakeLimits& handshake,
-                           MessageLimits limits) {
-    if (endpoint.tls) {
-        return fail(Errc::kUnsupported, show(endpoint) + ": TLS is not supported yet");
+                           MessageLimits limits, std::shared_ptr<const TlsClient> tls) {
+    if (endpoint.tls && !tls) {
+        return fail(Errc::kUsage, show(endpoint) + ": TLS needs a pin or a certificate authority");
     }
     const Deadline deadline = Clock::now() + handshake.deadline;
     try {
-        auto addresses = resolve(endpoint, deadline);
-        if (!addresses) return tl::unexpected(std::move(addresses.error()));
-        Result<Dialed> result = fail(Errc::kIo, show(endpoint) + ": the dial did not finish");
-        std::exception_ptr thrown;
-        asio::io_context context(1);
-        asio::co_spawn(
-            context, upgrade(endpoint, std::move(*addresses), handshake.header_bytes_max, deadline),
-            [&result, &thrown](std::exception_ptr exception, Result<Dialed> value) {
-                thrown = exception;
-                result = std::move(value);
-            });
-        context.run();
-        if (thrown) std::rethrow_exception(thrown);
-        if (!result) return tl::unexpected(std::move(result.error()));
-        return MessageStream(std::move(result->fd), Side::kClient, std::move(result->leftover),
-                             limits);
+        return dial_until(endpoint, handshake, limits, tls.get(), deadline);
     } catch (const std::exception& exception) {
         return fail(Errc::kIo, show(endpoint) + ": " + exception.what());
     }

@@ -1,7 +1,10 @@
 // parse_url and parse_listen: text from a command line to an Endpoint.
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/log.hpp"
 #include "net/upgrade.hpp"
@@ -77,23 +80,37 @@ Result<Endpoint> parse_host_port(std::string_view text, std::string_view whole) 
 }  // namespace
 
 Result<Endpoint> parse_url(const std::string& url) {
+    constexpr std::pair<std::string_view, bool> kSchemes[] = {
+        {"ws://", false}, {"wss://", true}, {"http://", false}, {"https://", true}};
+    const auto scheme = std::find_if(std::begin(kSchemes), std::end(kSchemes), [&url](auto& entry) {
+        return std::string_view(url).starts_with(entry.first);
+    });
+    if (scheme == std::end(kSchemes)) {
+        return fail(Errc::kUsage,
+                    quoted(url) + ": must start with ws:// or wss://, as in ws://HOST:PORT");
+    }
     std::string_view rest = url;
-    if (rest.starts_with("wss://")) {
-        return fail(
-            Errc::kUnsupported,
-            quoted(url) + ": wss (TLS) is not supported yet, use ws:// inside a private network");
+    rest.remove_prefix(scheme->first.size());
+    const size_t end = std::min(rest.find_first_of("/?#"), rest.size());
+    const std::string_view path = rest.substr(end);
+    std::string authority(rest.substr(0, end));
+    if (authority.find('@') != std::string::npos) {
+        return fail(Errc::kUsage, quoted(url) + ": user names do not belong into an address");
     }
-    if (!rest.starts_with("ws://")) {
-        return fail(Errc::kUsage, quoted(url) + ": must start with ws://, as in ws://HOST:PORT");
-    }
-    rest.remove_prefix(5);
-    const size_t slash = rest.find('/');
-    const std::string_view path = slash == std::string_view::npos ? "" : rest.substr(slash);
-    auto endpoint = parse_host_port(rest.substr(0, slash), url);
+    const bool has_port = authority.starts_with('[') ? authority.find(']') != authority.size() - 1
+                                                     : authority.find(':') != std::string::npos;
+    if (!has_port) authority += scheme->second ? ":443" : ":80";
+    auto endpoint = parse_host_port(authority, url);
     if (!endpoint) return endpoint;
+    endpoint->tls = scheme->second;
     if (endpoint->host.empty()) return fail(Errc::kUsage, quoted(url) + ": the host is missing");
     if (endpoint->port == 0) return fail(Errc::kUsage, quoted(url) + ": port 0 cannot be dialed");
-    if (!plain(path)) return fail(Errc::kUsage, quoted(url) + ": the path has illegal characters");
+    if (!plain(path) || path.find('#') != std::string_view::npos) {
+        return fail(Errc::kUsage, quoted(url) + ": the path has illegal characters");
+    }
+    if (path.starts_with('?')) {
+        return fail(Errc::kUsage, quoted(url) + ": write the path before the question mark");
+    }
     if (path.size() > 1) endpoint->path = std::string(path);
     return endpoint;
 }
@@ -101,7 +118,7 @@ Result<Endpoint> parse_url(const std::string& url) {
 Result<Endpoint> parse_listen(const std::string& address) {
     if (address.find('/') != std::string::npos) {
         return fail(Errc::kUsage,
-                    quoted(address) + ": write HOST:PORT or :PORT, without ws:// and path");
+                    quoted(address) + ": write HOST:PORT or :PORT, without a scheme and path");
     }
     return parse_host_port(address, address);
 }

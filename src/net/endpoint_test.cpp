@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 
 #include "net/handshake.hpp"
 #include "net/upgrade.hpp"
@@ -17,13 +18,29 @@ TEST(Endpoint, Urls) {
     EXPECT_EQ(parse_url("ws://[::1]:65535/kvasir/x?y=1")->host, "::1");
     EXPECT_EQ(parse_url("ws://[::1]:65535/kvasir/x?y=1")->path, "/kvasir/x?y=1");
     EXPECT_EQ(parse_url("ws://a:1/")->path, "/kvasir");
-    EXPECT_EQ(parse_url("wss://a:1").error().code, Errc::kUnsupported);
+    for (const auto& [text, tls, port] : {std::tuple("ws://a", false, 80),
+                                          {"wss://a", true, 443},
+                                          {"http://a", false, 80},
+                                          {"https://a/", true, 443},
+                                          {"wss://[::1]", true, 443},
+                                          {"https://a:8443/kvasir/x", true, 8443}}) {
+        const auto endpoint = parse_url(text);
+        ASSERT_TRUE(endpoint) << text << ": " << endpoint.error().detail;
+        EXPECT_EQ(endpoint->tls, tls) << text;
+        EXPECT_EQ(endpoint->port, port) << text;
+    }
     for (const char* bad : {"",
                             "ws:/",
                             "ws://",
-                            "http://a:1",
+                            "ftp://a:1",
+                            "WS//a:1",
                             "a:1",
-                            "ws://a",
+                            "wss://",
+                            "https://:443",
+                            "wss://user@a:1",
+                            "wss://user:secret@a",
+                            "ws://a?x",
+                            "ws://a/#x",
                             "ws://a:",
                             "ws://a:x",
                             "ws://a:0",
@@ -33,7 +50,6 @@ TEST(Endpoint, Urls) {
                             "ws://:1",
                             "ws://a:1:2",
                             "ws://::1:2",
-                            "ws://[::1]",
                             "ws://[::1]2",
                             "ws://[]:1",
                             "ws://a b:1",

@@ -1,14 +1,15 @@
-// Listener: accepts, upgrades, hands over. One thread, one io_context, one coroutine a handshake.
+// Listener: accepts, counts, and lets Connections do the rest. One thread, one io_context.
 #include <utility>  // before Asio's awaitable header
 
-#include <algorithm>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <csignal>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -19,123 +20,40 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/empty_body.hpp>
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/rfc7230.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <boost/beast/http/write.hpp>
 
 #include "base/log.hpp"
-#include "net/handshake.hpp"
+#include "net/connection.hpp"
 #include "net/upgrade.hpp"
 
 namespace kvasir::net {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // after EMFILE and the like
-constexpr auto kLingerMax = std::chrono::seconds(1);  // for a refused client to read its answer
-constexpr size_t kLingerBytesMax = 64 << 10;
+constexpr auto kRefusedLogPause = std::chrono::seconds(1);
 
-using Request = http::request_parser<http::empty_body>;
-using Response = http::response<http::string_body>;
+struct Peer {
+    asio::ip::address address;
+    uint16_t port = 0;
+};
 
-asio::ip::address plain_address(const asio::ip::address& address) {
+// An IPv4 client of a dual-stack socket is shown as one.
+Peer peer_of(const tcp::endpoint& endpoint) {
+    const auto address = endpoint.address();
     if (address.is_v6() && address.to_v6().is_v4_mapped()) {
-        return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+        return {asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6()), endpoint.port()};
     }
-    return address;
+    return {address, endpoint.port()};
 }
 
-std::string show(const asio::ip::address& address, uint16_t port) {
-    const std::string text = address.to_string();
-    return (address.is_v6() ? "[" + text + "]" : text) + ":" + std::to_string(port);
-}
-
-// ---- what a request deserves ----
-
-Response plain_response(http::status status, std::string body) {
-    Response response(status, 11);
-    response.set(http::field::server, "kvasir/" KVASIR_VERSION);
-    response.set(http::field::content_type, "text/plain");
-    response.body() = std::move(body);
-    response.keep_alive(false);
-    response.prepare_payload();
-    return response;
-}
-
-Response upgrade_required(std::string body) {
-    Response response = plain_response(http::status::upgrade_required, std::move(body));
-    response.set(http::field::upgrade, "websocket");
-    response.set(http::field::connection, "Upgrade, close");
-    response.set(http::field::sec_websocket_version, "13");
-    return response;
-}
-
-// nullopt: a good upgrade request. Otherwise the answer that refuses it.
-std::optional<Response> refuse(const Request::value_type& request) {
-    const std::string_view target(request.target().data(), request.target().size());
-    const bool wants_upgrade =
-        http::token_list(request[http::field::upgrade]).exists("websocket") &&
-        http::token_list(request[http::field::connection]).exists("upgrade");
-    if (!wants_upgrade) {
-        if (target == "/healthz" && request.method() == http::verb::get) {
-            return plain_response(http::status::ok, "ok\n");
-        }
-        return upgrade_required(
-            "This is a Kvasir hub: it speaks WebSocket, subprotocol kvasir.1\n");
-    }
-    if (request.method() != http::verb::get || request.version() != 11) {
-        return plain_response(http::status::bad_request, "an upgrade is a GET of HTTP/1.1\n");
-    }
-    if (!valid_target(target)) {
-        return plain_response(http::status::not_found, "the path of the hub is /kvasir\n");
-    }
-    if (request[http::field::sec_websocket_version] != "13") {
-        return upgrade_required("Sec-WebSocket-Version must be 13\n");
-    }
-    const auto key = request[http::field::sec_websocket_key];
-    if (!valid_websocket_key({key.data(), key.size()})) {
-        return plain_response(http::status::bad_request, "Sec-WebSocket-Key is not 16 bytes\n");
-    }
-    if (!http::token_list(request[http::field::sec_websocket_protocol])
-             .exists(std::string(kSubprotocol))) {
-        return plain_response(http::status::bad_request, "the subprotocol must be kvasir.1\n");
-    }
-    if (request.count(http::field::content_length) != 0 ||
-        request.count(http::field::transfer_encoding) != 0) {
-        return plain_response(http::status::bad_request, "an upgrade request has no body\n");
-    }
-    return std::nullopt;
-}
-
-Response accept_response(const Request::value_type& request) {
-    const auto key = request[http::field::sec_websocket_key];
-    Response response(http::status::switching_protocols, 11);
-    response.set(http::field::server, "kvasir/" KVASIR_VERSION);
-    response.set(http::field::upgrade, "websocket");
-    response.set(http::field::connection, "Upgrade");
-    response.set(http::field::sec_websocket_accept, websocket_accept({key.data(), key.size()}));
-    response.set(http::field::sec_websocket_protocol, std::string(kSubprotocol));
-    return response;
-}
-
-// ---- the listener ----
-
-class ListenerImpl final : public Listener {
+class ListenerImpl final : public Listener, public ConnectionOwner {
 public:
-    ListenerImpl(OnStream on_stream, const HandshakeLimits& handshake, MessageLimits limits)
-        : on_stream_(std::move(on_stream)), handshake_(handshake), limits_(limits) {}
+    ListenerImpl(OnStream on_stream, ListenerOptions options)
+        : on_stream_(std::move(on_stream)), options_(std::move(options)) {}
     ~ListenerImpl() override { stop(); }
 
     Status bind(const Endpoint& listen);
@@ -143,29 +61,38 @@ public:
     uint16_t port() const override { return port_; }
 
 private:
+    const ListenerOptions& options() const override { return options_; }
+    const OnStream& on_stream() const override { return on_stream_; }
+    const std::shared_ptr<Home>& home() const override { return home_; }
+    bool try_begin_http(const std::string& address) override;
+    void end_http(const std::string& address) override;
+    void end_handshake(const std::string& address) override;
+    void log_refused(const std::string& line) override;
+
     asio::awaitable<void> accept_loop();
-    asio::awaitable<void> session(tcp::socket socket, tcp::endpoint peer);
-    asio::awaitable<void> handshake(beast::tcp_stream& stream, std::string peer);
-    asio::awaitable<void> answer(beast::tcp_stream& stream, Response response);
     asio::awaitable<void> pause(Clock::time_point until);
-    void open_session(tcp::socket socket);
-    void session_done(const asio::ip::address& address, std::exception_ptr exception);
+    UniqueFd accept_one(tcp::endpoint& peer);
+    void open(UniqueFd fd, const Peer& peer);
     error_code open(const tcp::endpoint& endpoint, bool dual_stack);
     void stop();
 
     // Constant after start()
     OnStream on_stream_;
-    const HandshakeLimits handshake_;
-    const MessageLimits limits_;
+    const ListenerOptions options_;
     uint16_t port_ = 0;
 
     // Listener thread only
     asio::io_context context_{1};
+    std::shared_ptr<Home> home_ = std::make_shared<Home>(context_);
     tcp::acceptor acceptor_{context_};
     asio::steady_timer wake_{context_};  // ends pause()
-    std::set<beast::tcp_stream*> streams_;
-    std::map<asio::ip::address, uint32_t> pending_by_address_;
+    std::set<Connection*> connections_;
+    std::map<std::string, uint32_t> pending_by_address_;  // handshakes
     uint32_t pending_ = 0;
+    std::map<std::string, uint32_t> http_by_address_;
+    uint32_t http_ = 0;
+    Clock::time_point refused_logged_ = {};
+    uint64_t refused_unlogged_ = 0;
     bool stopping_ = false;
 
     std::thread thread_;
@@ -211,10 +138,19 @@ Status ListenerImpl::bind(const Endpoint& listen) {
 }
 
 Status ListenerImpl::start() {
+    error_code ec;
+    acceptor_.native_non_blocking(true, ec);
+    if (ec) return fail(Errc::kEnvironment, "cannot listen: " + ec.message());
     asio::co_spawn(context_, accept_loop(), [](std::exception_ptr exception) {
         if (exception) log(LogLevel::kError, "net", "the accept loop ended with an exception");
     });
-    thread_ = std::thread([this] { context_.run(); });
+    thread_ = std::thread([this] {
+        sigset_t pipe;  // sendfile() raises it when a client has gone
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        (void)::pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+        context_.run();
+    });
     return {};
 }
 
@@ -225,9 +161,10 @@ void ListenerImpl::stop() {
         error_code ignored;
         acceptor_.close(ignored);
         wake_.cancel();
-        for (beast::tcp_stream* stream : streams_) stream->close();
+        for (Connection* connection : connections_) connection->stop();
     });
     thread_.join();  // run() returns when the last coroutine has ended
+    home_->close();
 }
 
 asio::awaitable<void> ListenerImpl::pause(Clock::time_point until) {
@@ -237,121 +174,106 @@ asio::awaitable<void> ListenerImpl::pause(Clock::time_point until) {
 
 asio::awaitable<void> ListenerImpl::accept_loop() {
     while (!stopping_) {
-        if (pending_ >= handshake_.pending_max) {  // the rest waits in the backlog
+        if (pending_ >= options_.handshake.pending_max) {  // the rest waits in the backlog
             co_await pause(Clock::time_point::max());
             continue;
         }
-        auto [ec, socket] = co_await acceptor_.async_accept(kAwait);
-        if (stopping_) break;
-        if (!ec) {
-            open_session(std::move(socket));
-        } else if (ec != asio::error::connection_aborted && ec != asio::error::interrupted) {
-            log(LogLevel::kWarn, "net", "accept: " + ec.message());
+        tcp::endpoint peer;
+        UniqueFd fd = accept_one(peer);
+        if (fd) {
+            open(std::move(fd), peer_of(peer));
+            co_await asio::post(context_, asio::use_awaitable);  // the connections' turn
+            continue;
+        }
+        const int error = errno;
+        if (error == EAGAIN || error == EWOULDBLOCK) {
+            (void)co_await acceptor_.async_wait(tcp::acceptor::wait_read, kAwait);
+        } else if (error != ECONNABORTED && error != EINTR && error != EPROTO) {
+            log(LogLevel::kWarn, "net", "accept: " + std::generic_category().message(error));
             co_await pause(Clock::now() + kAcceptPause);  // out of descriptors: do not spin
         }
     }
 }
 
-void ListenerImpl::open_session(tcp::socket socket) {
-    error_code ec;
-    const tcp::endpoint peer = socket.remote_endpoint(ec);
-    if (ec) return;  // gone already
-    const auto address = plain_address(peer.address());
+// Asio's own accept would neither set close-on-exec nor leave the socket to us.
+UniqueFd ListenerImpl::accept_one(tcp::endpoint& peer) {
+    auto size = static_cast<socklen_t>(peer.capacity());
+    UniqueFd fd(
+        ::accept4(acceptor_.native_handle(), peer.data(), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) peer.resize(size);
+    return fd;
+}
+
+void ListenerImpl::open(UniqueFd fd, const Peer& peer) {
+    const std::string address = peer.address.to_string();
     uint32_t& same_address = pending_by_address_[address];
-    if (same_address >= handshake_.pending_per_address_max) {
-        log(LogLevel::kWarn, "net",
-            "too many handshakes at once from " + address.to_string() + ", one was closed");
+    if (same_address >= options_.handshake.pending_per_address_max) {
+        log_refused("too many handshakes at once from " + address + ", one was closed");
+        return;
+    }
+    auto transport =
+        options_.tls ? Transport::make_tls(std::move(fd), options_.tls->context(), Side::kServer)
+                     : Result<Transport>(Transport(std::move(fd)));
+    if (!transport) {
+        log_refused(transport.error().detail);
+        if (same_address == 0) pending_by_address_.erase(address);
         return;
     }
     ++same_address;
     ++pending_;
-    asio::co_spawn(
-        context_, session(std::move(socket), tcp::endpoint(address, peer.port())),
-        [this, address](std::exception_ptr exception) { session_done(address, exception); });
+    const auto connection =
+        std::make_shared<Connection>(context_, *this, std::move(*transport), address, peer.port);
+    connections_.insert(connection.get());
+    asio::co_spawn(context_, connection->run(), [this, connection](std::exception_ptr exception) {
+        if (exception) log(LogLevel::kError, "net", "a connection ended with an exception");
+        connections_.erase(connection.get());
+    });
 }
 
-void ListenerImpl::session_done(const asio::ip::address& address, std::exception_ptr exception) {
-    if (exception) log(LogLevel::kError, "net", "a handshake ended with an exception");
+void ListenerImpl::end_handshake(const std::string& address) {
     --pending_;
     const auto entry = pending_by_address_.find(address);
     if (--entry->second == 0) pending_by_address_.erase(entry);
     wake_.cancel();
 }
 
-asio::awaitable<void> ListenerImpl::session(tcp::socket socket, tcp::endpoint peer) {
-    beast::tcp_stream stream(std::move(socket));
-    struct Registration {
-        std::set<beast::tcp_stream*>& set;
-        beast::tcp_stream* stream;
-        ~Registration() { set.erase(stream); }
-    };
-    streams_.insert(&stream);
-    const Registration registration{streams_, &stream};
-    if (stopping_) co_return;
-    co_await handshake(stream, show(peer.address(), peer.port()));
+bool ListenerImpl::try_begin_http(const std::string& address) {
+    const HttpLimits& limits = options_.http_limits;
+    if (http_ >= limits.connections_max) return false;
+    uint32_t& same_address = http_by_address_[address];
+    if (same_address >= limits.connections_per_address_max) return false;
+    ++same_address;
+    ++http_;
+    return true;
 }
 
-asio::awaitable<void> ListenerImpl::handshake(beast::tcp_stream& stream, std::string peer) {
-    stream.expires_after(handshake_.deadline);  // for all of it: set once
-    beast::flat_buffer buffer;
-    Request parser;
-    parser.header_limit(handshake_.header_bytes_max);
-    const auto [read_ec, got] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-    if (read_ec == http::error::header_limit) {
-        co_await answer(stream, plain_response(http::status::request_header_fields_too_large,
-                                               "the request header is too long\n"));
-        co_return;
-    }
-    if (read_ec) {
-        log(LogLevel::kDebug, "net", peer + ": no HTTP request: " + read_ec.message());
-        co_return;
-    }
-    if (auto refusal = refuse(parser.get())) {
-        log(LogLevel::kDebug, "net", peer + ": HTTP " + std::to_string(refusal->result_int()));
-        co_await answer(stream, std::move(*refusal));
-        co_return;
-    }
-    const Response response = accept_response(parser.get());
-    const auto [write_ec, written] = co_await http::async_write(stream, response, kAwait);
-    if (write_ec || stopping_) co_return;
-
-    const auto* data = static_cast<const uint8_t*>(buffer.cdata().data());
-    std::vector<uint8_t> leftover(data, data + buffer.size());
-    stream.expires_never();
-    error_code ec;
-    UniqueFd fd(stream.socket().release(ec));
-    if (ec) {
-        log(LogLevel::kError, "net", peer + ": cannot take the socket over: " + ec.message());
-        co_return;
-    }
-    on_stream_(MessageStream(std::move(fd), Side::kServer, std::move(leftover), limits_),
-               std::move(peer));
+void ListenerImpl::end_http(const std::string& address) {
+    --http_;
+    const auto entry = http_by_address_.find(address);
+    if (--entry->second == 0) http_by_address_.erase(entry);
 }
 
-// Sends a plain response and gives the client a moment to read it: closing a socket with unread
-// bytes resets it.
-asio::awaitable<void> ListenerImpl::answer(beast::tcp_stream& stream, Response response) {
-    const auto [write_ec, written] = co_await http::async_write(stream, response, kAwait);
-    if (write_ec) co_return;
-    error_code ignored;
-    stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
-    stream.expires_after(kLingerMax);
-    std::vector<char> sink(4096);
-    for (size_t total = 0; total < kLingerBytesMax;) {
-        const auto [ec, got] = co_await stream.async_read_some(asio::buffer(sink), kAwait);
-        if (ec) co_return;
-        total += got;
+void ListenerImpl::log_refused(const std::string& line) {
+    const auto now = Clock::now();
+    if (now - refused_logged_ < kRefusedLogPause) {
+        ++refused_unlogged_;
+        return;
     }
+    refused_logged_ = now;
+    const uint64_t others = std::exchange(refused_unlogged_, 0);
+    log(LogLevel::kWarn, "net",
+        others == 0 ? line : line + " (and " + std::to_string(others) + " more)");
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Listener>> Listener::make(const Endpoint& listen, OnStream on_stream,
-                                                 const HandshakeLimits& handshake,
-                                                 MessageLimits limits) {
-    if (listen.tls) return fail(Errc::kUnsupported, "listening with TLS is not supported yet");
+                                                 ListenerOptions options) {
+    if (listen.tls && !options.tls) {
+        return fail(Errc::kUsage, "listening with TLS needs a certificate and its key");
+    }
     try {
-        auto listener = std::make_unique<ListenerImpl>(std::move(on_stream), handshake, limits);
+        auto listener = std::make_unique<ListenerImpl>(std::move(on_stream), std::move(options));
         if (auto status = listener->bind(listen); !status) {
             return tl::unexpected(std::move(status.error()));
         }
@@ -362,6 +284,15 @@ Result<std::unique_ptr<Listener>> Listener::make(const Endpoint& listen, OnStrea
     } catch (const std::exception& exception) {
         return fail(Errc::kEnvironment, std::string("cannot listen: ") + exception.what());
     }
+}
+
+Result<std::unique_ptr<Listener>> Listener::make(const Endpoint& listen, OnStream on_stream,
+                                                 const HandshakeLimits& handshake,
+                                                 MessageLimits limits) {
+    ListenerOptions options;
+    options.handshake = handshake;
+    options.messages = limits;
+    return make(listen, std::move(on_stream), std::move(options));
 }
 
 }  // namespace kvasir::net

@@ -20,6 +20,7 @@
 #include "net/message_reader.hpp"
 #include "net/send_buffer.hpp"
 #include "net/socket_wait.hpp"
+#include "net/transport.hpp"
 
 namespace kvasir::net {
 namespace {
@@ -60,8 +61,8 @@ void UniqueFd::reset(int fd) {
 }
 
 struct MessageStream::Impl {
-    Impl(UniqueFd socket, Side side_in, MessageLimits limits_in)
-        : fd(std::move(socket)),
+    Impl(Transport transport_in, Side side_in, MessageLimits limits_in)
+        : transport(std::move(transport_in)),
           side(side_in),
           limits(limits_in),
           reader(side_in == Side::kServer, limits_in.message_bytes_max) {}
@@ -71,7 +72,7 @@ struct MessageStream::Impl {
     Status send_direct(std::span<iovec> vectors);
     Status flush();
     void send_owed_pong();
-    Error write_failed(int error);
+    Error write_failed(Error error);
 
     enum class Read : uint8_t { kNothing, kSome, kAll };  // kAll: the kernel had no more
 
@@ -87,7 +88,7 @@ struct MessageStream::Impl {
     void drain();
 
     // Constant after construction
-    UniqueFd fd;
+    Transport transport;
     Side side;
     MessageLimits limits;
 
@@ -111,27 +112,19 @@ struct MessageStream::Impl {
 
 // ---- sending ----
 
-Error MessageStream::Impl::write_failed(int error) {
+Error MessageStream::Impl::write_failed(Error error) {
     write_closed = true;
     unsent.clear();
     ping_owed.reset();
-    return socket_error("send", error);
+    return error;
 }
 
-// One sendmsg; 0 when the kernel takes nothing now.
+// 0 when the kernel takes nothing now.
 Result<uint64_t> MessageStream::Impl::send_some(std::span<iovec> vectors) {
-    msghdr message = {};
-    message.msg_iov = vectors.data();
-    message.msg_iovlen = vectors.size();
-    while (true) {
-        const ssize_t sent = ::sendmsg(fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent >= 0) {
-            counters.bytes_out += static_cast<uint64_t>(sent);
-            return static_cast<uint64_t>(sent);
-        }
-        if (errno == EAGAIN || errno == EWOULDBLOCK) return uint64_t{0};
-        if (errno != EINTR) return tl::unexpected(write_failed(errno));
-    }
+    auto sent = transport.write(vectors);
+    if (!sent) return tl::unexpected(write_failed(std::move(sent.error())));
+    counters.bytes_out += *sent;
+    return sent;
 }
 
 // Sends `vectors` from where they lie; what the kernel does not take is copied to `unsent`.
@@ -180,6 +173,10 @@ Status MessageStream::Impl::send_frame(WsOpcode opcode,
 }
 
 Status MessageStream::Impl::flush() {
+    if (transport.wants_write()) {
+        auto status = transport.flush();
+        if (!status) return tl::unexpected(write_failed(std::move(status.error())));
+    }
     while (!unsent.empty()) {
         std::array<iovec, 16> vectors;
         const size_t count = unsent.gather(vectors);
@@ -213,12 +210,12 @@ void MessageStream::Impl::set_read_timeout(Clock::duration left) {
     timeval timeout = {};
     timeout.tv_sec = rounded.count() / 1000;
     timeout.tv_usec = rounded.count() % 1000 * 1000;
-    if (::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout)) == 0) {
+    if (::setsockopt(transport.fd(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout)) == 0) {
         read_timeout = rounded;
     }
 }
 
-// One recv() into the reader. Errors close the stream.
+// One read into the reader. Errors close the stream.
 Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
     auto room = reader.writable();
     if (!room) {
@@ -226,29 +223,24 @@ Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
         return tl::unexpected(std::move(room.error()));
     }
     *room = room->first(std::min<uint64_t>(room->size(), limits.receive_bytes_per_call));
-    const ssize_t got = ::recv(fd.get(), room->data(), room->size(), block ? 0 : MSG_DONTWAIT);
-    if (got > 0) {
-        const auto count = static_cast<size_t>(got);
-        reader.commit(count);
-        counters.bytes_in += count;
-        last_heard = Clock::now();
-        kernel_empty = count < room->size();
-        return kernel_empty ? Read::kAll : Read::kSome;
+    const auto got = transport.read(*room, block);
+    if (!got) {
+        write_closed = true;  // nothing can be sent on it either
+        close(1000);
+        return tl::unexpected(got.error());
     }
-    if (got == 0) {
+    if (got->end) {
         const bool partial = reader.partial();
         close(1000);
         return fail(Errc::kClosed, partial ? "the connection ended in the middle of a message"
                                            : "the connection ended without a close frame");
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
-        kernel_empty = errno != EINTR;
-        return Read::kNothing;
-    }
-    const Error error = socket_error("recv", errno);
-    write_closed = true;  // nothing can be sent on it either
-    close(1000);
-    return tl::unexpected(error);
+    kernel_empty = got->drained;
+    if (got->bytes == 0) return Read::kNothing;
+    reader.commit(got->bytes);
+    counters.bytes_in += got->bytes;
+    last_heard = Clock::now();
+    return kernel_empty ? Read::kAll : Read::kSome;
 }
 
 // The next message of those that have arrived; control frames are dealt with. Errors close the
@@ -321,7 +313,7 @@ Error MessageStream::Impl::on_close(std::span<const uint8_t> payload) {
 void MessageStream::Impl::drain() {
     std::array<uint8_t, 16384> sink;
     for (size_t total = 0; total < kDrainBytesMax;) {
-        const ssize_t got = ::recv(fd.get(), sink.data(), sink.size(), MSG_DONTWAIT);
+        const ssize_t got = ::recv(transport.fd(), sink.data(), sink.size(), MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) return;
         total += static_cast<size_t>(got);
@@ -341,17 +333,21 @@ void MessageStream::Impl::close(uint16_t code) {
     write_closed = true;
     unsent.clear();
     ping_owed.reset();
-    ::shutdown(fd.get(), SHUT_WR);
+    transport.shut_down_write();
     drain();
-    ::shutdown(fd.get(), SHUT_RDWR);
+    ::shutdown(transport.fd(), SHUT_RDWR);
 }
 
 // ---- the public face ----
 
 MessageStream::MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftover,
                              MessageLimits limits)
-    : impl_(std::make_unique<Impl>(std::move(fd), side, limits)) {
-    const int socket = impl_->fd.get();
+    : MessageStream(Transport(std::move(fd)), side, std::move(leftover), limits) {}
+
+MessageStream::MessageStream(Transport transport, Side side, std::vector<uint8_t> leftover,
+                             MessageLimits limits)
+    : impl_(std::make_unique<Impl>(std::move(transport), side, limits)) {
+    const int socket = impl_->transport.fd();
     if (const int flags = ::fcntl(socket, F_GETFL); flags >= 0) {
         (void)::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);  // each call says whether it may wait
     }
@@ -376,7 +372,7 @@ MessageStream& MessageStream::operator=(MessageStream&&) noexcept = default;
 MessageStream::~MessageStream() = default;
 
 int MessageStream::fd() const {
-    return impl_->fd.get();
+    return impl_->transport.fd();
 }
 bool MessageStream::closed() const {
     return !impl_ || impl_->closed || impl_->write_closed;
@@ -388,7 +384,7 @@ Clock::time_point MessageStream::last_heard() const {
     return impl_->last_heard;
 }
 bool MessageStream::wants_write() const {
-    return !impl_->unsent.empty();
+    return !impl_->unsent.empty() || impl_->transport.wants_write();
 }
 
 Status MessageStream::enqueue(std::span<const std::span<const uint8_t>> pieces) {
@@ -454,7 +450,7 @@ Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
 }
 
 uint64_t MessageStream::unsent_bytes() const {
-    return impl_->unsent.size();
+    return impl_->unsent.size() + impl_->transport.unsent_bytes();
 }
 uint64_t MessageStream::receive_buffer_bytes() const {
     return impl_->reader.capacity();

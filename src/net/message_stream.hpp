@@ -57,11 +57,13 @@ struct MessageLimits {
 };
 
 struct StreamCounters {
-    uint64_t bytes_in = 0;  // on the wire, WebSocket headers included
+    uint64_t bytes_in = 0;  // WebSocket headers included, TLS not
     uint64_t bytes_out = 0;
     uint64_t messages_in = 0;
     uint64_t messages_out = 0;
 };
+
+class Transport;  // net/transport.hpp: the socket, with or without TLS on it
 
 class MessageStream {
 public:
@@ -69,6 +71,9 @@ public:
     // and clears O_NONBLOCK: every call inside says whether it may wait, so that receive() can wait
     // in recv() itself.
     MessageStream(UniqueFd fd, Side side, std::vector<uint8_t> leftover, MessageLimits limits = {});
+    // Over TLS: `transport` has its handshake behind it. Net only.
+    MessageStream(Transport transport, Side side, std::vector<uint8_t> leftover,
+                  MessageLimits limits = {});
     MessageStream(MessageStream&&) noexcept;
     MessageStream& operator=(MessageStream&&) noexcept;
     ~MessageStream();

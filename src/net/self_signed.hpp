@@ -1,0 +1,32 @@
+// A self-signed certificate in a folder: made when it is missing or about to expire.
+//
+// Private to net/ (TlsServer::self_signed). Thread: any; several processes may do it at once: the
+// key that is there first stays. Owns: nothing. Limits: none.
+#pragma once
+
+#include <string>
+
+#include "base/result.hpp"
+
+namespace kvasir::net {
+
+struct CertificateFiles {
+    std::string certificate_path;
+    std::string key_path;
+};
+
+// What a certificate is made for; tests make others than the usual.
+struct CertificateRecipe {
+    std::string names;  // subjectAltName as OpenSSL writes it; empty: this machine's
+    int valid_days_from = -1;
+    int valid_days_to = 825;
+};
+
+// dev-cert.pem and dev-key.pem (mode 0600) in `folder`, which is made if it does not exist. Errors:
+// kEnvironment (folder not writable), kBadInput (a key is there that is none).
+Result<CertificateFiles> ensure_self_signed(const std::string& folder);
+
+// Writes a certificate by `recipe` for the key of `files`, making the key if there is none.
+Status write_certificate(const CertificateFiles& files, const CertificateRecipe& recipe);
+
+}  // namespace kvasir::net
