@@ -2,120 +2,21 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <optional>
-#include <string_view>
 #include <thread>
 
 #include <sys/stat.h>
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "moe/cut.hpp"
 #include "moe/file.hpp"
-#include "moe/segments.hpp"
 #include "moe/slice_metadata.hpp"
 
 namespace kvasir::moe {
 namespace {
 
 constexpr uint64_t kWritebackBytes = uint64_t{128} << 20;
-
-// What the slice takes from one bank of the source.
-struct BankCut {
-    size_t bank = 0;                  // index into Model::banks
-    std::vector<uint32_t> positions;  // of the experts in the source's stacks, ascending
-};
-
-// One byte range of the source and where it goes; adjacent experts of a tensor are one range.
-struct ByteRange {
-    uint32_t shard = 0;
-    uint64_t from = 0;
-    uint64_t to = 0;
-    uint64_t bytes = 0;
-};
-
-struct Cut {
-    std::vector<BankCut> banks;
-    SliceSpec spec;
-    uint64_t bytes_slabs = 0;
-};
-
-Result<std::vector<BankCut>> choose_experts(const Model& model,
-                                            const std::vector<Segment>& segments) {
-    std::map<LayerKey, std::vector<uint32_t>> wanted;
-    for (const Segment& segment : normalise(segments)) {
-        const ExpertBank* bank = model.find_bank(segment.layer);
-        for (uint32_t id = segment.begin; id < segment.end; ++id) {
-            const bool has = bank != nullptr && std::ranges::binary_search(bank->global_ids, id);
-            if (!has) {
-                return fail(Errc::kUsage, printable(model.shards.front().path) + ": layer " +
-                                              to_string(segment.layer) + " has no expert " +
-                                              std::to_string(id) +
-                                              "; see kvasir inspect --per-layer");
-            }
-            const auto found = std::ranges::lower_bound(bank->global_ids, id);
-            wanted[segment.layer].push_back(
-                static_cast<uint32_t>(found - bank->global_ids.begin()));
-        }
-    }
-    if (wanted.empty()) return fail(Errc::kUsage, "no experts named: nothing to put in a slice");
-    std::vector<BankCut> cuts;
-    for (size_t b = 0; b < model.banks.size(); ++b) {
-        const auto found = wanted.find(model.banks[b].key);
-        if (found != wanted.end()) cuts.push_back({b, std::move(found->second)});
-    }
-    return cuts;
-}
-
-// The shape of a stacked tensor with `experts` experts.
-std::array<uint64_t, 4> slice_shape(const SlabTensor& tensor, uint64_t experts) {
-    switch (tensor.part) {
-        case SlabPart::kWeight:
-            return {tensor.n_in, tensor.n_out, experts, 1};
-        case SlabPart::kBias:
-            return {tensor.n_out, experts, 1, 1};
-        case SlabPart::kScale:
-            return {experts, 1, 1, 1};
-    }
-    return {};
-}
-
-Result<Cut> plan_cut(const Model& model, const std::vector<Segment>& segments,
-                     std::string model_id) {
-    auto banks = choose_experts(model, segments);
-    if (!banks) return tl::unexpected(std::move(banks.error()));
-    auto keys = read_kept_keys(model);
-    if (!keys) return tl::unexpected(std::move(keys.error()));
-    Cut cut;
-    cut.spec.kept_keys = std::move(*keys);
-    cut.spec.model_id = std::move(model_id);
-    for (const BankCut& part : *banks) {
-        const ExpertBank& bank = model.banks[part.bank];
-        const auto experts = static_cast<uint32_t>(part.positions.size());
-        cut.spec.banks.insert(cut.spec.banks.end(), {bank.key.layer, bank.key.bank, experts});
-        for (uint32_t position : part.positions) {
-            cut.spec.expert_ids.push_back(bank.global_ids[position]);
-        }
-        for (const SlabTensor& tensor : bank.tensors) {
-            const uint64_t bytes = tensor.slab_bytes * experts;
-            cut.spec.tensors.push_back(
-                {tensor.name, tensor.type, slice_shape(tensor, experts), bytes});
-            cut.spec.digests.resize(cut.spec.digests.size() + experts);
-            cut.bytes_slabs += bytes;
-        }
-    }
-    cut.banks = std::move(*banks);
-    return cut;
-}
-
-void take_digests(const Cut& cut, const Manifest& manifest, std::vector<Sha256>& out) {
-    out.clear();
-    for (const BankCut& part : cut.banks) {
-        for (const auto& tensor : manifest.banks[part.bank].slabs) {
-            for (uint32_t position : part.positions) out.push_back(tensor[position]);
-        }
-    }
-}
 
 // Where the bytes of every slab lie in the source, in the order of the digests.
 std::vector<HashRange> slabs_of(const Model& model, const Cut& cut, std::vector<Sha256>& digests) {
@@ -131,35 +32,13 @@ std::vector<HashRange> slabs_of(const Model& model, const Cut& cut, std::vector<
     return slabs;
 }
 
-std::vector<ByteRange> byte_ranges(const Model& model, const Cut& cut,
-                                   const SliceMetadata& metadata) {
-    std::vector<ByteRange> ranges;
-    size_t index = 0;
-    for (const BankCut& part : cut.banks) {
-        for (const SlabTensor& tensor : model.banks[part.bank].tensors) {
-            uint64_t to = metadata.offsets[index++];
-            for (size_t i = 0; i < part.positions.size(); ++i) {
-                const uint64_t from = tensor.offset + part.positions[i] * tensor.slab_bytes;
-                const bool follows = i > 0 && part.positions[i] == part.positions[i - 1] + 1;
-                if (follows) {
-                    ranges.back().bytes += tensor.slab_bytes;
-                } else {
-                    ranges.push_back({tensor.shard, from, to, tensor.slab_bytes});
-                }
-                to += tensor.slab_bytes;
-            }
-        }
-    }
-    return ranges;
-}
-
 // Copies the tensor data. One source file is open at a time: models come in a thousand parts.
 class Copier {
 public:
     Copier(const Model& model, AtomicFile& out, const SliceOptions& options, uint64_t bytes_total)
         : model_(model), out_(out), options_(options), bytes_total_(bytes_total) {}
 
-    Status copy(const ByteRange& range) {
+    Status copy(const SliceRange& range) {
         if (auto status = open(range.shard); !status) return status;
         for (uint64_t done = 0; done < range.bytes;) {
             const uint64_t step = std::min(range.bytes - done, kWritebackBytes - pending_);
@@ -252,7 +131,7 @@ Status fill(AtomicFile& file, const Model& model, const Manifest* manifest, Cut&
     const auto observe = [&](SliceStep step, uint64_t done) {
         if (options.observer) options.observer(step, done, cut.bytes_slabs);
     };
-    if (manifest != nullptr) take_digests(cut, *manifest, cut.spec.digests);
+    if (manifest != nullptr) take_digests(*manifest, cut);
     // Without a manifest the digests are still zero here: the header's size does not depend on
     // them.
     auto metadata = make_slice_metadata(cut.spec);
@@ -262,8 +141,8 @@ Status fill(AtomicFile& file, const Model& model, const Manifest* manifest, Cut&
     std::optional<Hashing> hashing;
     if (manifest == nullptr) hashing.emplace(model, slabs_of(model, cut, cut.spec.digests));
     Copier copier(model, file, options, cut.bytes_slabs);
-    const auto ranges = byte_ranges(model, cut, *metadata);
-    for (const ByteRange& range : ranges) {
+    const auto ranges = byte_ranges(model, cut, metadata->offsets);
+    for (const SliceRange& range : ranges) {
         if (auto status = copier.copy(range); !status) return status;
     }
     copier.flush();
@@ -289,21 +168,6 @@ Status fill(AtomicFile& file, const Model& model, const Manifest* manifest, Cut&
     return {};
 }
 
-Status check_manifest(const Model& model, const Manifest& manifest) {
-    bool fits = manifest.banks.size() == model.banks.size();
-    for (size_t b = 0; fits && b < model.banks.size(); ++b) {
-        fits = manifest.banks[b].key == model.banks[b].key &&
-               manifest.banks[b].global_ids == model.banks[b].global_ids &&
-               manifest.banks[b].slabs.size() == model.banks[b].tensors.size();
-        for (size_t t = 0; fits && t < manifest.banks[b].slabs.size(); ++t) {
-            fits = manifest.banks[b].slabs[t].size() == model.banks[b].experts;
-        }
-    }
-    if (fits) return {};
-    return fail(Errc::kMismatch, printable(model.shards.front().path) +
-                                     ": the manifest given is that of another model");
-}
-
 Result<SliceReport> cut_slice(const Model& model, const Manifest* manifest,
                               const std::vector<Segment>& segments, const std::string& path,
                               const SliceOptions& options) {
@@ -311,7 +175,10 @@ Result<SliceReport> cut_slice(const Model& model, const Manifest* manifest,
         return tl::unexpected(std::move(status.error()));
     }
     const bool has_id = manifest != nullptr && manifest->has_model_id();
-    auto cut = plan_cut(model, segments, has_id ? to_hex(manifest->model_id) : std::string());
+    auto keys = read_kept_keys(model);
+    if (!keys) return tl::unexpected(std::move(keys.error()));
+    auto cut = plan_cut(model, segments, std::move(*keys),
+                        has_id ? to_hex(manifest->model_id) : std::string());
     if (!cut) return tl::unexpected(std::move(cut.error()));
     const FileSizeSignalGuard guard;
     auto file = AtomicFile::create(path);

@@ -31,13 +31,6 @@ struct FreeGgml {
 using GgufPtr = std::unique_ptr<gguf_context, FreeGguf>;
 using GgmlPtr = std::unique_ptr<ggml_context, FreeGgml>;
 
-bool is_kept(std::string_view key, const GgufKey& record) {
-    for (std::string_view prefix : {"tokenizer.", "split.", "kvasir."}) {
-        if (key.starts_with(prefix)) return false;
-    }
-    return key != "general.alignment" && record.bytes <= kKeptKeyBytesMax;
-}
-
 // Text for a C interface: nullopt if it holds a zero byte.
 std::optional<std::string> c_text(std::string_view text) {
     if (text.find('\0') != std::string_view::npos) return std::nullopt;
@@ -187,13 +180,20 @@ Result<SliceMetadata> serialise(const gguf_context* out, const SliceSpec& spec) 
 
 }  // namespace
 
+bool is_kept_key(std::string_view key, uint64_t record_bytes) {
+    for (std::string_view prefix : {"tokenizer.", "split.", "kvasir."}) {
+        if (key.starts_with(prefix)) return false;
+    }
+    return key != "general.alignment" && record_bytes <= kKeptKeyBytesMax;
+}
+
 Result<std::vector<std::vector<uint8_t>>> read_kept_keys(const Model& model) {
     std::vector<std::vector<uint8_t>> records;
     const GgufHeader& header = model.shards.front();
     const auto fd = open_for_reading(header.path);
     if (!fd) return tl::unexpected(fd.error());
     for (const auto& [key, value] : header.keys) {
-        if (!is_kept(key, value)) continue;
+        if (!is_kept_key(key, value.bytes)) continue;
         std::vector<uint8_t> record(static_cast<size_t>(value.bytes));
         auto status = read_exactly(fd->get(), header.path, value.offset, record);
         if (!status) return tl::unexpected(std::move(status.error()));

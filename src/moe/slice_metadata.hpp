@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -40,6 +41,9 @@ struct SliceMetadata {
     std::vector<uint64_t> offsets;  // absolute, per tensor
     uint64_t file_bytes = 0;        // of the whole slice, the last tensor's padding included
 };
+
+// Whether a slice keeps the key/value record of `record_bytes` bytes under this name.
+bool is_kept_key(std::string_view key, uint64_t record_bytes);
 
 // The key/value records of the model that a slice keeps: scalars, strings and flat arrays of at
 // most kKeptKeyBytesMax bytes, without tokenizer.*, split.*, kvasir.* and general.alignment,

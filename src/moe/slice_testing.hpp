@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include <rapidcheck.h>
 #include <unistd.h>
 
 #include "base/check.hpp"
@@ -89,6 +90,28 @@ struct ToyShape {
     uint32_t alignment = 32;
     uint64_t seed = 1;
 };
+
+// Inside a property: any of the layouts.
+inline ToyShape any_shape() {
+    ToyShape shape;
+    shape.layers = *rc::gen::inRange<uint32_t>(1, 4);
+    shape.dense = *rc::gen::inRange<uint32_t>(0, 2);
+    shape.experts = *rc::gen::inRange<uint32_t>(2, 9);
+    shape.type = *rc::gen::element(kF32, kF16, kQ8_0, kQ4_K);
+    shape.type_down = *rc::gen::element(kF16, kQ8_0, kQ6_K);
+    const bool quantised = shape.type == kQ4_K || shape.type_down == kQ6_K;
+    shape.embd = quantised ? 256 : *rc::gen::element<uint64_t>(32, 96, 160);
+    shape.ff = quantised ? 256 : *rc::gen::element<uint64_t>(32, 64, 224);
+    shape.fused = *rc::gen::arbitrary<bool>();
+    shape.bias = *rc::gen::arbitrary<bool>();
+    shape.scale = *rc::gen::arbitrary<bool>();
+    shape.chunk = *rc::gen::arbitrary<bool>();
+    shape.mtp = *rc::gen::arbitrary<bool>();
+    shape.splits = *rc::gen::element<uint32_t>(1, 1, 2, 3, 12);
+    shape.alignment = *rc::gen::element<uint32_t>(8, 32, 64, 4096);
+    shape.seed = *rc::gen::arbitrary<uint32_t>();
+    return shape;
+}
 
 inline void add_toy_tensor(synth::Plan& plan, std::string name, uint32_t type,
                            std::vector<uint64_t> ne) {
