@@ -1,14 +1,27 @@
-// `kvasir worker`: hold some experts and compute them for a backbone.
+// `kvasir worker`: hold some experts and compute them for a backbone: a slice or part of a model
+// that is here (--connect), or what a market leases (--join).
 #include <csignal>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/transfer_line.hpp"
 #include "base/log.hpp"
 #include "engine/runtime.hpp"
+#include "worker/agent.hpp"
 #include "worker/worker.hpp"
 
 namespace kvasir::apps {
@@ -17,6 +30,7 @@ namespace {
 struct WorkerFlags {
     worker::HoldingOptions holding;
     worker::WorkerOptions worker;
+    worker::AgentOptions join;
 };
 
 worker::Worker* g_worker = nullptr;  // for the signal handler only
@@ -25,7 +39,57 @@ void on_signal(int) {
     if (g_worker != nullptr) g_worker->stop();
 }
 
+int g_stop_event = -1;  // for the signal handler only
+
+void on_stop_signal(int) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(g_stop_event, &one, sizeof(one));
+}
+
+// The agent runs on this thread; a second one waits for the signal, which only tells it.
+Status join(const WorkerFlags& flags) {
+    if (flags.join.invite.empty() || flags.join.budget_bytes == 0) {
+        return fail(Errc::kUsage,
+                    "--join needs --invite CODE and --budget SIZE (e.g. 340M): take "
+                    "the line that `kvasir up` or the market prints");
+    }
+    if (Status ok = engine::load_ggml(); !ok) return ok;
+    TransferLine line("fetching");
+    worker::AgentOptions options = flags.join;
+    options.threads = flags.worker.threads;
+    options.device = flags.worker.device;
+    options.name = flags.worker.name;
+    options.on_line = [&line](const std::string& text) { line.print("worker: " + text); };
+    options.on_bytes = [&line](uint64_t done, uint64_t total) { line.show(done, total); };
+    auto agent = worker::Agent::make(std::move(options));
+    if (!agent) return tl::unexpected(agent.error());
+    const net::UniqueFd stop_event(::eventfd(0, EFD_CLOEXEC));
+    if (!stop_event) return fail(Errc::kEnvironment, "no eventfd");
+    g_stop_event = stop_event.get();
+    std::atomic<bool> ended{false};
+    std::thread watcher([&] {
+        uint64_t count = 0;
+        while (::read(stop_event.get(), &count, sizeof(count)) < 0 && errno == EINTR) {
+        }
+        if (!ended.load()) (*agent)->stop();
+    });
+    std::signal(SIGTERM, on_stop_signal);
+    std::signal(SIGINT, on_stop_signal);
+    Status ok = (*agent)->run();
+    std::signal(SIGTERM, SIG_IGN);
+    std::signal(SIGINT, SIG_IGN);
+    ended.store(true);
+    on_stop_signal(0);
+    watcher.join();
+    return ok;
+}
+
 Status serve(const WorkerFlags& flags) {
+    if (flags.worker.connect.empty()) {
+        return fail(Errc::kUsage,
+                    "give --connect URL of a backbone's hub, or --join URL of a "
+                    "market");
+    }
     if (flags.holding.slice_path.empty() == flags.holding.model_path.empty()) {
         return fail(Errc::kUsage, "give --slice S.gguf, or --model M.gguf with --experts SPEC");
     }
@@ -50,6 +114,32 @@ Status serve(const WorkerFlags& flags) {
     return ok;
 }
 
+void add_join(CLI::App& command, WorkerFlags& flags, const std::vector<CLI::Option*>& others) {
+    worker::AgentOptions& join = flags.join;
+    auto* market = command.add_option("--join", join.market,
+                                      "the market that leases experts, https://HOST:PORT");
+    for (CLI::Option* other : others) market->excludes(other);
+    const auto add = [&](CLI::Option* option) { option->needs(market); };
+    add(command.add_option("--invite", join.invite, "the market's invite code"));
+    add(command
+            .add_option("--budget", join.budget_bytes,
+                        "bytes that the slice may take, e.g. 340M (also its memory)")
+            ->transform(CLI::AsSizeValue(true)));
+    add(command.add_option("--cache", join.cache_folder,
+                           "folder of key and slices (default: $XDG_CACHE_HOME/kvasir/worker)"));
+    add(command
+            .add_option("--cache-max", join.cache_bytes_max,
+                        "bytes of all slices in the cache (default: twice the budget)")
+            ->transform(CLI::AsSizeValue(true)));
+    add(command
+            .add_option("--max-cpu", join.cpu_percent,
+                        "per cent of the --threads cores that may be used")
+            ->check(CLI::Range(1, 100))
+            ->capture_default_str());
+    add(command.add_option("--ca", join.ca_file,
+                           "PEM file of certificates to trust (default: the system's)"));
+}
+
 }  // namespace
 
 void add_worker(CLI::App& app, int& exit_code) {
@@ -65,8 +155,9 @@ void add_worker(CLI::App& app, int& exit_code) {
     slice->excludes(model);
     model->needs(experts);
     experts->needs(model);
-    command->add_option("--connect", flags->worker.connect, "the backbone's hub, ws://HOST:PORT")
-        ->required();
+    auto* connect = command->add_option("--connect", flags->worker.connect,
+                                        "the backbone's hub, ws://HOST:PORT");
+    add_join(*command, *flags, {slice, model, connect});
     command->add_option("--threads", flags->worker.threads, "compute threads")
         ->check(CLI::Range(1, 512))
         ->capture_default_str();
@@ -74,7 +165,7 @@ void add_worker(CLI::App& app, int& exit_code) {
     command->add_option("--name", flags->worker.name,
                         "shown to people (default: this host's name)");
     command->callback([flags, &exit_code] {
-        const Status ok = serve(*flags);
+        const Status ok = flags->join.market.empty() ? serve(*flags) : join(*flags);
         exit_code = ok ? 0 : report_error(ok.error());
     });
 }
