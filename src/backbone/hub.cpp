@@ -89,7 +89,8 @@ std::vector<std::shared_ptr<WorkerSession>> Hub::sessions() const {
 std::shared_ptr<WorkerSession> Hub::session_of(uint64_t link_tag, uint16_t peer) const {
     const std::lock_guard lock(mu_);
     for (const auto& [tag, session] : sessions_) {
-        if (session->link()->tag() == link_tag && session->peer() == peer) return session;
+        const bool here = session->link()->tag() == link_tag && session->peer() == peer;
+        if (here && session->open()) return session;
     }
     return nullptr;
 }
@@ -253,7 +254,8 @@ void Hub::tick_links() {
         link.give_back_idle();
         if (state.token_end && now >= *state.token_end) {
             link.close({Errc::kExpired, "this node's token expired: renew it and come again"});
-        } else if (state.admission && now >= state.hello_deadline && !session_of(tag, 1)) {
+        } else if (state.admission && now >= state.hello_deadline &&
+                   !session_of(tag, Link::kAttachedPeer)) {
             link.close({Errc::kTimeout, "no HELLO in time"});
         } else if (link.kind() != Link::Kind::kRelay) {
             continue;
