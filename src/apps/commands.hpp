@@ -16,5 +16,6 @@ void add_slice(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_worker(CLI::App& app, int& exit_code);
 void add_plugin_path(CLI::App& app, int& exit_code);
+void add_relay(CLI::App& app, int& exit_code);
 
 }  // namespace kvasir::apps

@@ -40,6 +40,7 @@ int run_program(int argc, char** argv) {
     add_verify(app, exit_code);
     add_worker(app, exit_code);
     add_plugin_path(app, exit_code);
+    add_relay(app, exit_code);
 
     try {
         app.parse(argc, argv);

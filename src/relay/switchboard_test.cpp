@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "relay/switchboard_testing.hpp"
 
 namespace kvasir::relay {
@@ -547,10 +549,38 @@ TEST(Liveness, PingsAndSilence) {
         }
     }
     EXPECT_FALSE(relay.lines[pair.backbone].closed);
-    EXPECT_GE(relay.lines[pair.backbone].pings, 30u);
-    EXPECT_LE(relay.lines[pair.backbone].pings, 41u);
+    EXPECT_GE(relay.lines[pair.backbone].pings.size(), 30u);
+    EXPECT_LE(relay.lines[pair.backbone].pings.size(), 41u);
     EXPECT_EQ(relay.board.counters().cut_silent, 1u);
     EXPECT_EQ(relay.taken(pair.backbone, FrameType::kPeerDown).size(), 1u);
+}
+
+// A proxy that cuts after 20 to 300 seconds without a byte towards the node cuts nobody, and pings
+// of nodes that came together spread.
+TEST(Liveness, NoSilenceThatAProxyWouldCutAndNoStampede) {
+    SwitchboardOptions options;
+    FakeRelay relay(options);
+    std::vector<ConnectionId> nodes;
+    for (uint32_t i = 0; i < 1000; ++i) nodes.push_back(relay.attach(i, Role::kWorker));
+    const Time attached = relay.now;
+    for (int i = 0; i < 60; ++i) {  // half an hour
+        relay.advance(30s);
+        for (const auto id : nodes) relay.event(Heard{id});
+    }
+    std::map<int64_t, int> last_minutes;  // pings per second of the last ten minutes
+    for (const auto id : nodes) {
+        ASSERT_FALSE(relay.lines[id].closed);
+        Time last = attached;
+        for (const Time ping : relay.lines[id].pings) {
+            ASSERT_LT(ping - last, 20001ms);
+            last = ping;
+            if (relay.now - ping < 600s) {
+                ++last_minutes[std::chrono::floor<seconds>(ping.time_since_epoch()).count()];
+            }
+        }
+        ASSERT_LT(relay.now - last, 20001ms);
+    }
+    for (const auto& [second, count] : last_minutes) EXPECT_LT(count, 200) << second;
 }
 
 TEST(Liveness, AHeldWorkerIsNotSilent) {

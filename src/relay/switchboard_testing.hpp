@@ -64,7 +64,7 @@ struct Line {
     bool large = false;
     bool closed = false;
     uint16_t close_code = 0;
-    uint32_t pings = 0;
+    std::vector<Time> pings;
 };
 
 inline wire::NodeKey key_of(uint32_t number) {
@@ -207,7 +207,7 @@ private:
         resumed.push_back(action.from);
     }
     void perform(const AllowFrames& action) { lines.at(action.id).large = true; }
-    void perform(const Ping& action) { ++lines.at(action.id).pings; }
+    void perform(const Ping& action) { lines.at(action.id).pings.push_back(now); }
     void perform(const Close& action) {
         lines.at(action.id).closed = true;
         lines.at(action.id).close_code = action.ws_code;

@@ -1,0 +1,185 @@
+// `kvasir relay`: one port where workers and backbones meet.
+#include <malloc.h>
+#include <csignal>
+#include <ctime>
+
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "apps/commands.hpp"
+#include "apps/console.hpp"
+#include "base/encoding.hpp"
+#include "base/log.hpp"
+#include "relay/relay.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+struct RelayFlags {
+    std::string listen;
+    std::string tls_cert, tls_key, dev_tls;
+    std::string market_key;
+    bool open = false;
+    uint32_t ping_s = 20;
+    uint32_t silence_s = 60;
+    uint32_t drain_s = 20;
+    std::string move_url;
+    uint32_t connections_max = 20000;
+    uint32_t per_address_max = 1024;
+    uint32_t queue_mib = 8;
+    uint32_t buffers_mib = 1024;
+};
+
+// 64 hex digits, or a file whose first line has them.
+Result<crypto::PublicKey> read_market_key(const std::string& text) {
+    if (const auto key = crypto::parse_public_key(text)) return *key;
+    std::ifstream file(text);
+    if (!file) {
+        return fail(Errc::kUsage, "--market-key " + printable(text) +
+                                      ": neither 64 hex digits nor a file that can be read");
+    }
+    std::string line;
+    std::getline(file, line);
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    auto key = crypto::parse_public_key(line);
+    if (key) return key;
+    return fail(Errc::kBadInput, printable(text) + ": its first line is not a public key in hex: " +
+                                     key.error().detail);
+}
+
+Result<std::shared_ptr<const net::TlsServer>> load_tls(const RelayFlags& flags) {
+    if (!flags.dev_tls.empty()) return net::TlsServer::self_signed(flags.dev_tls);
+    if (flags.tls_cert.empty()) return std::shared_ptr<const net::TlsServer>();
+    return net::TlsServer::load(flags.tls_cert, flags.tls_key);
+}
+
+Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
+    if (flags.market_key.empty() == !flags.open) {
+        return fail(Errc::kUsage,
+                    "give --market-key (who may attach is said by that market's tokens), or --open "
+                    "(anybody may)");
+    }
+    if (flags.silence_s <= flags.ping_s) {
+        return fail(Errc::kUsage, "--silence-s must be longer than --ping-s");
+    }
+    relay::RelayOptions options;
+    if (!flags.open) {
+        const auto key = read_market_key(flags.market_key);
+        if (!key) return tl::unexpected(key.error());
+        options.gate.market = *key;
+    }
+    auto tls = load_tls(flags);
+    if (!tls) return tl::unexpected(tls.error());
+    options.tls = std::move(*tls);
+    auto& rules = options.switchboard;
+    rules.ping_interval = std::chrono::seconds(flags.ping_s);
+    rules.silence_max = std::chrono::seconds(flags.silence_s);
+    rules.connections_max = flags.connections_max;
+    rules.connections_per_address_max = flags.per_address_max;
+    rules.queue_bytes_max = uint64_t{flags.queue_mib} << 20;
+    rules.queue_total_max = uint64_t{flags.buffers_mib} << 20;
+    options.receive_total_max = uint64_t{flags.buffers_mib} << 20;
+    // Larger than what an earlier process of this relay gave.
+    rules.generation_first =
+        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                  std::chrono::system_clock::now().time_since_epoch())
+                                  .count());
+    return options;
+}
+
+// Until a signal, or at most that long: its number, or 0.
+int wait_for_signal(const sigset_t& signals, const timespec* time) {
+    const int got = time != nullptr ? ::sigtimedwait(&signals, nullptr, time)
+                                    : ::sigwaitinfo(&signals, nullptr);
+    return got > 0 ? got : 0;
+}
+
+Status serve(const RelayFlags& flags) {
+    ::mallopt(M_MMAP_THRESHOLD, 128 << 10);  // receive buffers given back leave the process
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of the threads to come, too
+    auto options = make_options(flags);
+    if (!options) return tl::unexpected(options.error());
+    const auto listen = net::parse_listen(flags.listen);
+    if (!listen) return tl::unexpected(listen.error());
+    const auto tls = options->tls;
+    auto relay = relay::Relay::start(*listen, std::move(*options));
+    if (!relay) return tl::unexpected(relay.error());
+    const std::string host =
+        listen->host.find(':') == std::string::npos ? listen->host : "[" + listen->host + "]";
+    fmt::print("relay: listening on {}://{}:{}{}\n", tls ? "wss" : "ws",
+               host.empty() ? "0.0.0.0" : host, (*relay)->port(),
+               tls ? " pin " + encode_hex(tls->pin()) : std::string());
+    std::fflush(stdout);
+
+    while (wait_for_signal(signals, nullptr) == 0) {
+    }
+    fmt::print(stderr,
+               "relay: telling nodes to move, ends in {} s at the latest (again: at once)\n",
+               flags.drain_s + 5);
+    (*relay)->drain(std::chrono::seconds(flags.drain_s), flags.move_url);
+    const timespec look = {0, 50'000'000};
+    while (!(*relay)->drained() && wait_for_signal(signals, &look) == 0) {
+    }
+    return {};
+}
+
+}  // namespace
+
+void add_relay(CLI::App& app, int& exit_code) {
+    CLI::App* command =
+        app.add_subcommand("relay", "one port where workers and backbones behind NAT meet");
+    auto flags = std::make_shared<RelayFlags>();
+    command->add_option("--listen", flags->listen, "HOST:PORT or :PORT; port 0: any free one")
+        ->required();
+    auto* cert = command->add_option("--tls-cert", flags->tls_cert, "certificate chain (PEM)");
+    auto* key = command->add_option("--tls-key", flags->tls_key, "its key (PEM)");
+    cert->needs(key);
+    key->needs(cert);
+    command
+        ->add_option("--dev-tls", flags->dev_tls,
+                     "make a self-signed certificate in this folder; clients pin its key")
+        ->excludes(cert);
+    auto* market = command->add_option("--market-key", flags->market_key,
+                                       "public key of the market whose tokens count: hex or file");
+    command->add_flag("--open", flags->open, "anybody may attach, without a token")
+        ->excludes(market);
+    command->add_option("--ping-s", flags->ping_s, "seconds between pings, both ways")
+        ->check(CLI::Range(1, 3600))
+        ->capture_default_str();
+    command->add_option("--silence-s", flags->silence_s, "a node silent for so long is gone")
+        ->check(CLI::Range(2, 7200))
+        ->capture_default_str();
+    command->add_option("--drain-s", flags->drain_s, "at SIGTERM, nodes move within this time")
+        ->check(CLI::Range(0, 3600))
+        ->capture_default_str();
+    command->add_option("--move-url", flags->move_url, "where they go (default: this address)");
+    command->add_option("--max-connections", flags->connections_max, "in all")
+        ->check(CLI::Range(1, 60000))
+        ->capture_default_str();
+    command
+        ->add_option("--per-address", flags->per_address_max,
+                     "connections of one address (behind a reverse proxy: all of them)")
+        ->check(CLI::Range(1, 60000))
+        ->capture_default_str();
+    command->add_option("--queue", flags->queue_mib, "MiB queued for one receiver")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+    command->add_option("--buffers", flags->buffers_mib, "MiB queued, and half received, in all")
+        ->check(CLI::Range(16, 1 << 20))
+        ->capture_default_str();
+    command->callback([flags, &exit_code] {
+        const Status ok = serve(*flags);
+        exit_code = ok ? 0 : report_error(ok.error());
+    });
+}
+
+}  // namespace kvasir::apps
