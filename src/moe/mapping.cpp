@@ -22,12 +22,14 @@ void unmap(std::vector<std::span<const uint8_t>>& shards) {
     shards.clear();
 }
 
-Result<std::span<const uint8_t>> map_shard(const GgufHeader& header) {
+}  // namespace
+
+Result<std::span<const uint8_t>> Mapping::map_shard(const GgufHeader& header, Watched& watched) {
     const std::string shown = printable(header.path, 400);
     const auto refuse = [&](Errc code, const std::string& what) {
         return fail(code, shown + ": " + what);
     };
-    const Fd fd(open(header.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    Fd fd(open(header.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!fd.is_open())
         return refuse(Errc::kEnvironment, std::string("cannot open: ") + strerror(errno));
     struct stat info = {};
@@ -42,27 +44,45 @@ Result<std::span<const uint8_t>> map_shard(const GgufHeader& header) {
         return refuse(Errc::kEnvironment, std::string("cannot map: ") + strerror(errno) +
                                               " (address space limit? see ulimit -v)");
     }
+    watched = {std::move(fd), shown, static_cast<uint64_t>(info.st_size), info.st_mtim.tv_sec,
+               info.st_mtim.tv_nsec};
     return std::span<const uint8_t>(static_cast<const uint8_t*>(address), bytes);
 }
-
-}  // namespace
 
 Result<Mapping> Mapping::make(const Model& model) {
     Mapping mapping;
     for (const GgufHeader& header : model.shards) {
-        auto shard = map_shard(header);
+        Watched watched;
+        auto shard = map_shard(header, watched);
         if (!shard) return tl::unexpected<Error>(std::move(shard.error()));
         mapping.shards_.push_back(*shard);
+        mapping.watched_.push_back(std::move(watched));
     }
     return mapping;
 }
 
-Mapping::Mapping(Mapping&& other) noexcept : shards_(std::exchange(other.shards_, {})) {}
+Status Mapping::unchanged() const {
+    for (const Watched& file : watched_) {
+        struct stat info = {};
+        if (fstat(file.fd.get(), &info) == 0 && static_cast<uint64_t>(info.st_size) == file.bytes &&
+            info.st_mtim.tv_sec == file.written_s && info.st_mtim.tv_nsec == file.written_ns) {
+            continue;
+        }
+        return fail(Errc::kBadInput,
+                    file.path + ": was written to while it was in use; what it now holds is not " +
+                        "what was checked. Start again, and replace such files by renaming");
+    }
+    return {};
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : shards_(std::exchange(other.shards_, {})), watched_(std::exchange(other.watched_, {})) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
     if (this != &other) {
         unmap(shards_);
         shards_ = std::exchange(other.shards_, {});
+        watched_ = std::exchange(other.watched_, {});
     }
     return *this;
 }

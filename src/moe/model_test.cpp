@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -376,6 +377,37 @@ TEST(Mapping, AFileThatShrankIsRefused) {
     const auto gone = Mapping::make(*model);
     ASSERT_FALSE(gone);
     EXPECT_EQ(gone.error().code, Errc::kEnvironment);
+}
+
+TEST(Mapping, TellsWhetherAFileWasWrittenTo) {
+    const TempFolder folder;
+    const auto bytes = ToyMoe{}.make().file();
+    const auto path = folder.write("m.gguf", bytes);
+    const auto model = open_model(path);
+    ASSERT_TRUE(model) << model.error().detail;
+    auto made = Mapping::make(*model);
+    ASSERT_TRUE(made) << made.error().detail;
+    const Mapping mapping = std::move(*made);
+    EXPECT_TRUE(mapping.unchanged());
+    // Replaced by renaming, and removed: what is mapped is still the old file.
+    std::filesystem::rename(folder.write("other.gguf", {'x'}), path);
+    EXPECT_TRUE(mapping.unchanged());
+    std::filesystem::remove(path);
+    EXPECT_TRUE(mapping.unchanged());
+
+    folder.write("m.gguf", bytes);
+    const auto again = Mapping::make(*model);
+    ASSERT_TRUE(again) << again.error().detail;
+    const auto before = std::filesystem::last_write_time(path);
+    std::filesystem::last_write_time(path, before + std::chrono::milliseconds(1));
+    const Status written = again->unchanged();
+    ASSERT_FALSE(written);
+    EXPECT_EQ(written.error().code, Errc::kBadInput);
+    EXPECT_THAT(written.error().detail, HasSubstr(path));
+    std::filesystem::last_write_time(path, before);
+    EXPECT_TRUE(again->unchanged());
+    std::filesystem::resize_file(path, bytes.size() + 1);
+    EXPECT_FALSE(again->unchanged());
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ namespace kvasir::worker {
 struct Answer {
     std::vector<uint8_t> head;  // empty: nothing to say
     std::span<const uint8_t> body;
-    bool close = false;                                                // after sending
+    bool close = false;  // after sending
+    bool over = false;   // the weights are not what was checked: nobody can be served any more
     Error reason{Errc::kClosed, "the backbone ended the connection"};  // of a close
 };
 

@@ -124,6 +124,7 @@ Status Worker::run() {
         } else {
             error = stream.error();
         }
+        if (Status ok = holding_.mapping().unchanged(); !ok) return ok;
         if (is_final(error.code)) return tl::unexpected(error);
         auto jittered = wait / 2 + wait * static_cast<int>(random() % 1000) / 1000;
         // A server that stops has thousands of nodes: all of them at once would be its successor's
@@ -358,6 +359,7 @@ Status Worker::answer_peer(net::MessageStream& stream, const wire::FrameView& fr
         if (!answer.head.empty()) {
             if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
         }
+        if (answer.over) return tl::unexpected(answer.reason);
         if (!answer.close) return {};
         reason = answer.reason;
     }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -32,6 +33,7 @@ struct ToyHolding {
         KVASIR_CHECK(opened.has_value());
         holding = std::move(*opened);
     }
+    std::string path() const { return holding->model().shards.front().path; }
     toy::Folder folder;
     std::unique_ptr<Holding> holding;
 };
@@ -91,7 +93,7 @@ private:
 
 class Running {
 public:
-    explicit Running(uint16_t port) {
+    explicit Running(uint16_t port, const Holding& holding = toy_holding()) {
         WorkerOptions options;
         options.connect = "ws://127.0.0.1:" + std::to_string(port);
         options.name = "test";
@@ -99,7 +101,7 @@ public:
         options.pause_max = 200ms;
         options.drain_quiet = 100ms;
         (void)toy::cpu();
-        auto made = Worker::make(toy_holding(), options);
+        auto made = Worker::make(holding, options);
         KVASIR_CHECK(made.has_value());
         worker_ = std::move(*made);
         thread_ = std::thread([this] {
@@ -197,6 +199,31 @@ TEST(Worker, ARefusalThatNoRetryMendsEndsIt) {
                 << result.error().detail;
         }
     }
+}
+
+// Its rows would be numbers of other weights, and nobody could tell.
+TEST(Worker, AFileThatIsWrittenToWhileServedEndsIt) {
+    const ToyHolding own;
+    Hub hub;
+    Running worker(hub.port(), *own.holding);
+    auto stream = hub.welcome();
+    ASSERT_TRUE(stream);
+    ASSERT_TRUE(stream->enqueue(wire::encode_program({1, kLayer0, moe::encode(toy::swiglu())}, 1)));
+    EXPECT_EQ(receive_type(*stream), FrameType::kProgramAck);
+    ASSERT_TRUE(stream->enqueue(request(7)));
+    EXPECT_EQ(receive_type(*stream), FrameType::kResult);
+    {
+        std::fstream file(own.path(), std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(-1, std::ios::end);
+        file.put('x');
+    }
+    ASSERT_TRUE(stream->enqueue(request(8)));
+    EXPECT_EQ(receive_type(*stream), FrameType::kError);
+    const Status result = worker.join();
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, Errc::kBadInput);
+    EXPECT_NE(result.error().detail.find("toy.gguf"), std::string::npos) << result.error().detail;
+    EXPECT_NE(result.error().detail.find("written to"), std::string::npos);
 }
 
 TEST(Worker, OtherRefusalsAreTriedAgain) {
