@@ -27,7 +27,7 @@ FLOORS = {
     "relay": ["base", "net", "crypto", "wire/frame.hpp", "wire/attach.hpp"],
     "access": ["base", "wire", "crypto", "net"],
     "worker": ["base", "wire", "moe", "crypto", "engine", "net", "access"],
-    "coordinator": ["base", "wire", "crypto", "market", "ledger", "net"],
+    "coordinator": ["base", "wire", "crypto", "moe", "market", "ledger", "net", "store"],
     "backbone": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net", "access"],
     "plugin": ["base", "wire", "moe", "crypto", "dispatch", "engine", "net", "access", "backbone"],
     "openai": ["base", "wire", "moe", "crypto", "net", "backbone", "generate"],

@@ -20,7 +20,8 @@ namespace kvasir::market {
 
 struct NodeRow {
     std::string node;
-    std::string name;  // untrusted text
+    std::string name;   // untrusted text
+    uint8_t roles = 0;  // crypto::RoleBits
     int64_t registered = 0;
     bool is_revoked = false;
     uint64_t bytes_served = 0;
@@ -63,7 +64,14 @@ struct Registration {
 };
 struct Registered {
     uint64_t serial = 0;  // of a new token
-    bool is_new = false;  // an invite was used
+    uint8_t roles = 0;    // of the node
+    bool is_new = false;
+};
+struct InviteRow {
+    Sha256 secret_sha256 = {};  // the secret itself is never stored
+    uint32_t uses = 1;
+    int64_t expires = 0;
+    uint8_t roles = 0;  // what it makes of a node
 };
 
 class Storage {
@@ -73,9 +81,9 @@ public:
     // Everything a market starts from. Leases of other models, and what expired long before `now`,
     // are deleted; from then on leases are of this model.
     virtual Result<StoredState> load(const Sha256& model_id, int64_t now) = 0;
-    // `invite` is the SHA-256 of its secret: the secret itself is never stored.
-    virtual Status add_invite(const Sha256& invite, uint32_t uses, int64_t expires) = 0;
-    // A node that is there gets a new token, whatever its invite; else the invite is used once.
+    virtual Status add_invite(const InviteRow& invite) = 0;
+    // A node that is there gets a new token, whatever its invite; a new one, or one to which the
+    // invite gives a further role, uses it once.
     // Errors: kRevoked (the node), kDenied (no such invite, or it is over or used up: says which).
     virtual Result<Registered> register_node(const Registration& registration) = 0;
     // Errors: kNotFound (no such node), kRevoked.

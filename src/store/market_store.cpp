@@ -30,10 +30,11 @@ constexpr std::array kMigrations = {
     "INSERT INTO counters (name, value) VALUES ('token_serial', 0)",
     "INSERT INTO counters (name, value) VALUES ('lease_id', 0)",
     "CREATE TABLE nodes (node VARCHAR(64) PRIMARY KEY, name VARCHAR(256) NOT NULL, "
-    "registered BIGINT NOT NULL, invite VARCHAR(64) NOT NULL, revoked INTEGER NOT NULL, "
-    "bytes_served BIGINT NOT NULL)",
+    "roles INTEGER NOT NULL, registered BIGINT NOT NULL, invite VARCHAR(64) NOT NULL, "
+    "revoked INTEGER NOT NULL, bytes_served BIGINT NOT NULL)",
     "CREATE TABLE invites (secret_sha256 VARCHAR(64) PRIMARY KEY, "
-    "uses_left BIGINT NOT NULL CHECK (uses_left >= 0), expires BIGINT NOT NULL)",
+    "uses_left BIGINT NOT NULL CHECK (uses_left >= 0), expires BIGINT NOT NULL, "
+    "roles INTEGER NOT NULL)",
     "CREATE TABLE tokens (serial BIGINT PRIMARY KEY, node VARCHAR(64) NOT NULL REFERENCES nodes, "
     "expires BIGINT NOT NULL, revoked INTEGER NOT NULL)",
     "CREATE INDEX tokens_by_node ON tokens (node)",
@@ -76,10 +77,12 @@ std::optional<bool> is_revoked(soci::session& sql, const std::string& node) {
     return revoked != 0;
 }
 
-Status use_invite(soci::session& sql, const std::string& invite, long long now) {
+// The roles that an invite gives. Errors: kDenied.
+Result<int> check_invite(soci::session& sql, const std::string& invite, long long now) {
     long long uses = 0, expires = 0;
-    sql << "SELECT uses_left, expires FROM invites WHERE secret_sha256 = :s", use(invite),
-        into(uses), into(expires);
+    int roles = 0;
+    sql << "SELECT uses_left, expires, roles FROM invites WHERE secret_sha256 = :s", use(invite),
+        into(uses), into(expires), into(roles);
     if (!sql.got_data()) {
         return fail(Errc::kDenied, "this market does not know the invite code: ask for a new one");
     }
@@ -89,22 +92,53 @@ Status use_invite(soci::session& sql, const std::string& invite, long long now) 
     if (uses <= 0) {
         return fail(Errc::kDenied, "the invite code was used up by other nodes: ask for a new one");
     }
+    return roles;
+}
+
+void use_invite(soci::session& sql, const std::string& invite) {
     sql << "UPDATE invites SET uses_left = uses_left - 1 WHERE secret_sha256 = :s", use(invite);
-    return {};
+}
+
+// Returns the node's roles afterwards. Errors: kRevoked, kDenied.
+Result<int> enroll(soci::session& sql, const Registration& asked, bool& is_new) {
+    const std::string invite = to_hex(asked.invite);
+    const long long now = asked.now;
+    int roles = 0, revoked = 0;
+    sql << "SELECT roles, revoked FROM nodes WHERE node = :node", use(asked.node), into(roles),
+        into(revoked);
+    is_new = !sql.got_data();
+    if (!is_new && revoked != 0) return revoked_error();
+    const auto granted = check_invite(sql, invite, now);
+    if (is_new) {
+        if (!granted) return tl::unexpected(granted.error());
+        use_invite(sql, invite);
+        sql << "INSERT INTO nodes (node, name, roles, registered, invite, revoked, bytes_served) "
+               "VALUES (:node, :name, :roles, :now, :invite, 0, 0)",
+            use(asked.node), use(asked.name), use(*granted), use(now), use(invite);
+        return *granted;
+    }
+    if (granted && (roles | *granted) != roles) {
+        use_invite(sql, invite);
+        roles |= *granted;
+    }
+    sql << "UPDATE nodes SET name = :name, roles = :roles WHERE node = :node", use(asked.name),
+        use(roles), use(asked.node);
+    return roles;
 }
 
 std::vector<NodeRow> read_nodes(soci::session& sql) {
     std::vector<NodeRow> out;
     std::string node, name;
     long long registered = 0, bytes = 0;
-    int revoked = 0;
+    int roles = 0, revoked = 0;
     soci::statement rows =
-        (sql.prepare << "SELECT node, name, registered, revoked, bytes_served FROM nodes "
+        (sql.prepare << "SELECT node, name, roles, registered, revoked, bytes_served FROM nodes "
                         "ORDER BY node",
-         into(node), into(name), into(registered), into(revoked), into(bytes));
+         into(node), into(name), into(roles), into(registered), into(revoked), into(bytes));
     rows.execute();
     while (rows.fetch()) {
-        out.push_back({node, name, registered, revoked != 0, static_cast<uint64_t>(bytes)});
+        out.push_back({node, name, static_cast<uint8_t>(roles), registered, revoked != 0,
+                       static_cast<uint64_t>(bytes)});
     }
     return out;
 }
@@ -187,12 +221,14 @@ public:
         return out;
     }
 
-    Status add_invite(const Sha256& invite, uint32_t uses_left, int64_t expires_s) override {
+    Status add_invite(const market::InviteRow& invite) override {
         return transact([&](soci::session& sql) -> Status {
-            const std::string secret = to_hex(invite);
-            const long long uses = uses_left, expires = expires_s;
-            sql << "INSERT INTO invites (secret_sha256, uses_left, expires) VALUES (:s, :u, :e)",
-                use(secret), use(uses), use(expires);
+            const std::string secret = to_hex(invite.secret_sha256);
+            const long long uses = invite.uses, expires = invite.expires;
+            const int roles = invite.roles;
+            sql << "INSERT INTO invites (secret_sha256, uses_left, expires, roles) "
+                   "VALUES (:s, :u, :e, :r)",
+                use(secret), use(uses), use(expires), use(roles);
             return {};
         });
     }
@@ -200,22 +236,11 @@ public:
     Result<Registered> register_node(const Registration& asked) override {
         Registered out;
         Status ok = transact([&](soci::session& sql) -> Status {
-            const long long now = asked.now;
-            const std::string invite = to_hex(asked.invite);
-            const auto revoked = is_revoked(sql, asked.node);
-            if (revoked && *revoked) return revoked_error();
-            out.is_new = !revoked;
-            if (revoked) {
-                sql << "UPDATE nodes SET name = :name WHERE node = :node", use(asked.name),
-                    use(asked.node);
-            } else {
-                if (Status used = use_invite(sql, invite, now); !used) return used;
-                sql << "INSERT INTO nodes (node, name, registered, invite, revoked, bytes_served) "
-                       "VALUES (:node, :name, :now, :invite, 0, 0)",
-                    use(asked.node), use(asked.name), use(now), use(invite);
-            }
-            out.serial =
-                static_cast<uint64_t>(insert_token(sql, asked.node, now, asked.token_expires));
+            const auto roles = enroll(sql, asked, out.is_new);
+            if (!roles) return tl::unexpected(roles.error());
+            out.roles = static_cast<uint8_t>(*roles);
+            out.serial = static_cast<uint64_t>(
+                insert_token(sql, asked.node, asked.now, asked.token_expires));
             return {};
         });
         if (!ok) return tl::unexpected(ok.error());

@@ -91,7 +91,7 @@ TEST(MarketStore, EverythingIsThereAfterReopening) {
     {
         auto store = open_store(path);
         ASSERT_TRUE(store->load(digest(9), 1000));
-        ASSERT_TRUE(store->add_invite(digest(1), 2, 5000));
+        ASSERT_TRUE(store->add_invite({digest(1), 2, 5000, 1}));
         const auto first = store->register_node(registration(1, 1));
         const auto second = store->register_node(registration(2, 1));
         ASSERT_TRUE(first && second);
@@ -131,7 +131,7 @@ TEST(MarketStore, EverythingIsThereAfterReopening) {
 TEST(MarketStore, AnInviteIsUsedOncePerNode) {
     Folder folder;
     auto store = open_store(folder / "db");
-    ASSERT_TRUE(store->add_invite(digest(1), 1, 2000));
+    ASSERT_TRUE(store->add_invite({digest(1), 1, 2000, 1}));
     const auto first = store->register_node(registration(1, 1));
     ASSERT_TRUE(first);
     const auto again = store->register_node(registration(1, 1));
@@ -148,10 +148,16 @@ TEST(MarketStore, AnInviteIsUsedOncePerNode) {
     };
     expect_denied(registration(2, 1), "used up");
     expect_denied(registration(2, 5), "does not know");
-    ASSERT_TRUE(store->add_invite(digest(2), 1, 2000));
+    ASSERT_TRUE(store->add_invite({digest(2), 1, 2000, 1}));
     expect_denied(registration(2, 2, 2000), "expired");
     EXPECT_TRUE(store->register_node(registration(2, 2, 1999)));
-    EXPECT_FALSE(store->add_invite(digest(2), 1, 2000));  // the same secret twice
+    EXPECT_FALSE(store->add_invite({digest(2), 1, 2000, 1}));  // the same secret twice
+    // A further role is worth a use; what a node may do already is not.
+    ASSERT_TRUE(store->add_invite({digest(3), 1, 5000, 2}));
+    EXPECT_EQ(store->register_node(registration(1, 3))->roles, 3);
+    EXPECT_EQ(store->register_node(registration(1, 3))->roles, 3);
+    expect_denied(registration(4, 3), "used up");
+    EXPECT_EQ(store->load(digest(9), 1000)->nodes.at(0).roles, 3);
 }
 
 TEST(MarketStore, RevokedStaysRevoked) {
@@ -161,7 +167,7 @@ TEST(MarketStore, RevokedStaysRevoked) {
     {
         auto store = open_store(path);
         ASSERT_TRUE(store->load(digest(9), 1000));
-        ASSERT_TRUE(store->add_invite(digest(1), 5, 9000));
+        ASSERT_TRUE(store->add_invite({digest(1), 5, 9000, 1}));
         serial = store->register_node(registration(1, 1))->serial;
         const auto renewed = store->add_token(node(1), 1000, 4600);
         ASSERT_TRUE(renewed);
@@ -193,7 +199,7 @@ TEST(MarketStore, AFullQueueIsBusyAndNothingIsHalfDone) {
     options.calls_max = 1;
     options.database.retry_max = 20s;
     auto store = open_store(folder / "db", options);
-    ASSERT_TRUE(store->add_invite(digest(1), 100, 9000));
+    ASSERT_TRUE(store->add_invite({digest(1), 100, 9000, 1}));
     // Somebody else holds the write lock; one call runs into it, one waits, the rest is refused.
     soci::session other(*soci::factory_sqlite3(), "dbname=\"" + (folder / "db") + "\"");
     other << "BEGIN IMMEDIATE";
@@ -395,7 +401,7 @@ TEST(MarketStore, ManyWritersAndReadersKeepTheLogShort) {
     options.database.wal_bytes_max = 256 << 10;
     auto store = open_store(path, options);
     ASSERT_TRUE(store->load(digest(9), 1000));
-    ASSERT_TRUE(store->add_invite(digest(1), 1000, 9000));
+    ASSERT_TRUE(store->add_invite({digest(1), 1000, 9000, 1}));
     constexpr int kWriters = 16;
     for (int i = 0; i < kWriters; ++i) ASSERT_TRUE(store->register_node(registration(i, 1)));
     std::atomic<bool> is_over{false};
@@ -474,7 +480,7 @@ TEST(MarketStore, KilledInMidCommitKeepsWhatWasAcknowledged) {
     const std::string path = folder / "db";
     {
         auto store = open_store(path);
-        ASSERT_TRUE(store->add_invite(digest(1), 1, 9000));
+        ASSERT_TRUE(store->add_invite({digest(1), 1, 9000, 1}));
         ASSERT_TRUE(store->register_node(registration(1, 1)));
     }
     for (int round = 0; round < 12; ++round) {
