@@ -66,8 +66,7 @@ int run_program(int argc, char** argv, std::span<const AddCommand> commands) {
         // What subcommands printed may still be in the buffer.
         if (exit_code != 0 || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0))
             return exit_code;
-        return report_error(
-            {Errc::kIo, "standard output: the reader is gone or the disk is full"});
+        return report_error({Errc::kIo, "standard output: the reader is gone or the disk is full"});
     } catch (const std::exception& error) {
         fmt::print(stderr, "kvasir: {}\n", error.what());
     }
