@@ -119,7 +119,7 @@ Status CallExchange::finish() {
     }
     if (code == CURLE_OK) return {};
     const Error failure = transfer_.error(code);
-    return tl::unexpected(error(failure.code, redactor_.clean(failure.detail, 300)));
+    return tl::unexpected(error(failure.code, redactor_.hide(failure.detail)));
 }
 
 // Takes the next hop, if the reply is a redirect.

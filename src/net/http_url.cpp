@@ -187,11 +187,7 @@ void Redactor::add_query(std::string_view query) {
     }
 }
 
-std::string Redactor::clean(std::string_view text, size_t bytes_max, bool cut) const {
-    // A secret that the cut went through could not be recognised.
-    if (cut && !secrets_.empty()) {
-        text.remove_suffix(std::min(text.size(), secrets_.front().size() - 1));
-    }
+std::string Redactor::hide(std::string_view text) const {
     std::string out(text);
     for (const std::string& secret : secrets_) {
         for (size_t at = 0; (at = out.find(secret, at)) != std::string::npos;) {
@@ -199,7 +195,15 @@ std::string Redactor::clean(std::string_view text, size_t bytes_max, bool cut) c
             at += std::string_view("[hidden]").size();
         }
     }
-    return printable(without_key_like(out), bytes_max);
+    return out;
+}
+
+std::string Redactor::clean(std::string_view text, size_t bytes_max, bool cut) const {
+    // A secret that the cut went through could not be recognised.
+    if (cut && !secrets_.empty()) {
+        text.remove_suffix(std::min(text.size(), secrets_.front().size() - 1));
+    }
+    return printable(without_key_like(hide(text)), bytes_max);
 }
 
 }  // namespace kvasir::net

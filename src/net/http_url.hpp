@@ -46,8 +46,11 @@ public:
     void add_header_value(std::string_view value);
     // A query string: whole, and its values, percent-decoded too.
     void add_query(std::string_view query);
-    // `text` without the secrets and without anything that looks like one (32 characters of a
-    // key's alphabet in a row), then printable(), cut at `bytes_max`. `cut`: the text goes on.
+    // `text` without the secrets: for libcurl's words, which may name long hosts and files.
+    std::string hide(std::string_view text) const;
+    // For a server's words: `text` without the secrets and without anything that looks like one (32
+    // characters of a key's alphabet in a row), then printable(), cut at `bytes_max`. `cut`: the
+    // text goes on.
     std::string clean(std::string_view text, size_t bytes_max, bool cut = false) const;
 
 private:

@@ -290,6 +290,7 @@ private:
         while (!body.empty()) {
             const std::string_view piece = body.substr(0, piece_max);
             bool sent = false;
+            body_bytes_ += piece.size();  // before: whoever received it must find it counted
             if (reply.chunked) {
                 char size[32];
                 std::snprintf(size, sizeof(size), "%zx\r\n", piece.size());
@@ -297,8 +298,10 @@ private:
             } else {
                 sent = peer.write_all(piece);
             }
-            if (!sent) return false;
-            body_bytes_ += piece.size();
+            if (!sent) {
+                body_bytes_ -= piece.size();
+                return false;
+            }
             body.remove_prefix(piece.size());
             if (reply.drip_bytes != 0 && !body.empty() &&
                 peer.wait_gone(static_cast<int>(reply.drip_pause.count()))) {

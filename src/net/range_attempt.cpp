@@ -276,7 +276,7 @@ RangeAttempt::End RangeAttempt::on_ended(CURLcode result) {
         return End::kAgain;
     }
     const Error error = transfer_.error(result);
-    error_ = {error.code, where() + redactor_.clean(error.detail, kTextShownMax)};
+    error_ = {error.code, where() + redactor_.hide(error.detail)};
     return error.code == Errc::kIo || error.code == Errc::kTimeout ? End::kAgain : End::kFailed;
 }
 

@@ -109,11 +109,11 @@ TEST_F(RangeDownloadTest, ADripIsNoStall) {
     TestOrigin origin([&](const OriginRequest& request) {
         OriginReply reply = serve_file(request, file_);
         reply.drip_bytes = 1;
-        reply.drip_pause = milliseconds(10);
+        reply.drip_pause = milliseconds(25);
         return reply;
     });
-    options_.stall_max = milliseconds(150);
-    ASSERT_TRUE(download({job(origin.url("/m"), 0, 40)})) << errors_.back();  // 400 ms
+    options_.stall_max = milliseconds(800);
+    ASSERT_TRUE(download({job(origin.url("/m"), 0, 40)})) << errors_.back();  // a second
     EXPECT_EQ(client_->counters().retries, 0u);
     EXPECT_EQ(got_[0], file_.substr(0, 40));
 }
@@ -128,10 +128,10 @@ TEST_F(RangeDownloadTest, AStallIsCutAndResumed) {
         }
         return reply;
     });
-    options_.stall_max = milliseconds(100);
+    options_.stall_max = milliseconds(300);
     const auto begin = steady_clock::now();
     ASSERT_TRUE(download({job(origin.url("/m"), 0, 1000)})) << errors_.back();
-    EXPECT_GE(steady_clock::now() - begin, milliseconds(200));
+    EXPECT_GE(steady_clock::now() - begin, milliseconds(600));
     EXPECT_LT(steady_clock::now() - begin, milliseconds(5000));
     EXPECT_EQ(got_[0], file_.substr(0, 1000));
     EXPECT_EQ(origin.requests().back().header("range"), "bytes=500-999");
@@ -143,22 +143,22 @@ TEST_F(RangeDownloadTest, AServerThatStallsForEver) {
         reply.silent = true;
         return reply;
     });
-    options_.stall_max = milliseconds(50);
+    options_.stall_max = milliseconds(150);
     options_.attempts_max = 3;
-    expect_failure(job(origin.url("/m"), 0, 1000), Errc::kTimeout, "no byte for 50 ms");
-    EXPECT_EQ(origin.requests().size(), 3u);
+    expect_failure(job(origin.url("/m"), 0, 1000), Errc::kTimeout, "no byte for 150 ms");
+    EXPECT_EQ(client_->counters().requests, 3u);
 }
 
 TEST_F(RangeDownloadTest, AStallingSinkIsNobodysStall) {
     TestOrigin origin([&](const OriginRequest& request) { return serve_file(request, file_); });
-    options_.stall_max = milliseconds(60);
+    options_.stall_max = milliseconds(250);
     std::vector<RangeJob> jobs;
     for (uint64_t i = 0; i < 4; ++i) jobs.push_back(job(origin.url("/m"), 0, 50000, 0, i));
     const Status status = client_->download(
         jobs, options_,
         [](const RangeJob&, uint64_t, std::span<const uint8_t>) -> Status {
             // tidy: sleep, the sink is the slow disk of this test
-            std::this_thread::sleep_for(milliseconds(30));
+            std::this_thread::sleep_for(milliseconds(80));
             return {};
         },
         [](const RangeJob&) -> Status { return {}; });
@@ -229,7 +229,7 @@ TEST_F(RangeDownloadTest, SinkFailureEndsEverythingAtOnce) {
     EXPECT_EQ(status.error().code, Errc::kNoSpace);
     EXPECT_EQ(status.error().detail, "disk full");
     EXPECT_EQ(calls, 5);
-    EXPECT_LT(steady_clock::now() - begin, milliseconds(1000));
+    EXPECT_LT(steady_clock::now() - begin, milliseconds(5000));
     EXPECT_LE(origin.requests().size(), options_.parallel);
 
     status = client_->download(
@@ -239,6 +239,36 @@ TEST_F(RangeDownloadTest, SinkFailureEndsEverythingAtOnce) {
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().detail, "hash differs");
 }
+
+// A loopback listener whose queue is full: further connections wait for its answer.
+class FullListener {
+public:
+    FullListener() {
+        sockaddr_in address = {};
+        address.sin_family = AF_INET;
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        socklen_t size = sizeof(address);
+        auto* generic = reinterpret_cast<sockaddr*>(&address);
+        sockets_.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        KVASIR_CHECK(bind(sockets_[0], generic, size) == 0 && listen(sockets_[0], 0) == 0);
+        getsockname(sockets_[0], generic, &size);
+        url_ = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + "/m";
+        for (int i = 0; i < 4; ++i) {
+            sockets_.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+            static_cast<void>(connect(sockets_.back(), generic, size));
+        }
+    }
+    ~FullListener() {
+        for (const int fd : sockets_) close(fd);
+    }
+    FullListener(const FullListener&) = delete;
+    FullListener& operator=(const FullListener&) = delete;
+    const std::string& url() const { return url_; }
+
+private:
+    std::vector<int> sockets_;
+    std::string url_;
+};
 
 TEST_F(RangeDownloadTest, CancelFromAnotherThread) {
     // What it waits for: bytes, a head, a connection, a pause.
@@ -254,44 +284,31 @@ TEST_F(RangeDownloadTest, CancelFromAnotherThread) {
             reply.stall = true;
             return reply;
         });
-        // A listener whose queue is full does not answer the handshake.
-        const int full = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        sockaddr_in address = {};
-        address.sin_family = AF_INET;
-        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t size = sizeof(address);
-        ASSERT_EQ(bind(full, reinterpret_cast<sockaddr*>(&address), size), 0);
-        ASSERT_EQ(listen(full, 0), 0);
-        getsockname(full, reinterpret_cast<sockaddr*>(&address), &size);
-        std::vector<int> fillers;
-        for (int i = 0; i < 4 && phase == "connect"; ++i) {
-            fillers.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-            static_cast<void>(connect(fillers.back(), reinterpret_cast<sockaddr*>(&address), size));
+        const FullListener full;
+        // A busy machine may hold up any thread for so long; not every time.
+        auto fastest = steady_clock::duration::max();
+        for (int i = 0; i < 5 && fastest >= milliseconds(200); ++i) {
+            asked = phase == "before" || phase == "connect";
+            client_ = std::move(*HttpClient::make({}));
+            steady_clock::time_point cancelled;
+            std::thread other([&] {
+                const auto deadline = steady_clock::now() + std::chrono::seconds(10);
+                while (!asked && steady_clock::now() < deadline) std::this_thread::yield();
+                // tidy: sleep, a random moment while it connects: nothing shows that from outside
+                if (phase == "connect") std::this_thread::sleep_for(milliseconds(50));
+                cancelled = steady_clock::now();
+                client_->cancel();
+            });
+            if (phase == "before") other.join();
+            const Status status =
+                download({job(phase == "connect" ? full.url() : origin.url("/m"), 0, 1000)});
+            const auto ended = steady_clock::now();
+            if (other.joinable()) other.join();
+            ASSERT_FALSE(status);
+            EXPECT_EQ(status.error().code, Errc::kClosed) << status.error().detail;
+            fastest = std::min(fastest, ended - cancelled);
         }
-        client_ = std::move(*HttpClient::make({}));
-        const std::string url =
-            phase == "connect"
-                ? "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + "/m"
-                : origin.url("/m");
-        if (phase == "before" || phase == "connect") asked = true;
-        steady_clock::time_point cancelled;
-        std::thread other([&] {
-            const auto deadline = steady_clock::now() + std::chrono::seconds(10);
-            while (!asked && steady_clock::now() < deadline) std::this_thread::yield();
-            // tidy: sleep, a random moment while it connects: nothing shows that from outside
-            if (phase == "connect") std::this_thread::sleep_for(milliseconds(50));
-            cancelled = steady_clock::now();
-            client_->cancel();
-        });
-        if (phase == "before") other.join();
-        const Status status = download({job(url, 0, 1000)});
-        const auto ended = steady_clock::now();
-        if (other.joinable()) other.join();
-        ASSERT_FALSE(status);
-        EXPECT_EQ(status.error().code, Errc::kClosed) << status.error().detail;
-        EXPECT_LT(ended - cancelled, milliseconds(200));
-        for (const int fd : fillers) close(fd);
-        close(full);
+        EXPECT_LT(fastest, milliseconds(200));
     }
 }
 
@@ -299,14 +316,14 @@ TEST_F(RangeDownloadTest, BytesPerSecond) {
     const std::string large = pattern(1 << 20, 3);
     TestOrigin origin([&](const OriginRequest& request) { return serve_file(request, large); });
     options_.bytes_per_second_max = 2 << 20;
-    options_.stall_max = milliseconds(100);  // being slow on purpose is no stall
+    options_.stall_max = milliseconds(400);  // being slow on purpose is no stall
     std::vector<RangeJob> jobs;
     for (uint64_t i = 0; i < 4; ++i) jobs.push_back(job(origin.url("/m"), i << 18, 1 << 18, 0, i));
     const auto begin = steady_clock::now();
     ASSERT_TRUE(download(jobs)) << errors_.back();
     const double seconds = std::chrono::duration<double>(steady_clock::now() - begin).count();
     EXPECT_GT(seconds, 0.5 * 0.8);
-    EXPECT_LT(seconds, 0.5 * 3);  // a busy machine adds, never takes away
+    EXPECT_LT(seconds, 0.5 * 10);  // a busy machine adds, never takes away
     EXPECT_EQ(client_->counters().retries, 0u);
     for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(got_[i], large.substr(i << 18, 1 << 18));
 }

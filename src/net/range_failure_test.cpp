@@ -13,7 +13,10 @@ using std::chrono::seconds;
 class RangeFailureTest : public ClientTest {
 protected:
     const std::string file_ = pattern(300000, 4);
-    const std::string large_ = pattern(32 << 20, 5);
+    static const std::string& large() {
+        static const std::string bytes = pattern(32 << 20, 5);
+        return bytes;
+    }
 };
 
 // ---- ranges ignored, bodies coded ----
@@ -93,7 +96,7 @@ TEST_F(RangeFailureTest, AWholeFileIsNeverPulledByAccident) {
         TestOrigin origin(
             [&](const OriginRequest&) {
                 OriginReply reply;
-                reply.shared = large_;
+                reply.shared = large();
                 reply.length = length;
                 return reply;
             },
@@ -104,7 +107,7 @@ TEST_F(RangeFailureTest, AWholeFileIsNeverPulledByAccident) {
         EXPECT_EQ(client_->counters().bytes_pulled, before);
         // From the start: what is wanted is taken, and no more.
         ASSERT_TRUE(download({job(origin.url("/m"), 0, 200000)})) << errors_.back();
-        EXPECT_EQ(got_[0], large_.substr(0, 200000));
+        EXPECT_EQ(got_[0], large().substr(0, 200000));
         EXPECT_LE(client_->counters().bytes_pulled - before, 200000 * 1.01 + (64 << 10));
         EXPECT_TRUE(logged("ignores ranges"));
         // The origin's own count: beyond that only what buffers of the two kernels took.
@@ -136,7 +139,7 @@ TEST_F(RangeFailureTest, BudgetIsKeptWhateverTheOriginDoes) {
             OriginReply reply =
                 request.target == "/m" ? plain_reply(503, "") : redirect_to("/x" + request.target);
             reply.body.clear();
-            reply.shared = large_;
+            reply.shared = large();
             return reply;
         },
         small);

@@ -81,6 +81,8 @@ TEST(Redactor, HidesWhatItKnowsAndWhatLooksLikeAKey) {
               "SignatureDoesNotMatch: the request has expired");
     EXPECT_EQ(clean("key=" + std::string(40, 'f') + "; rest"), "[hidden]; rest");
     EXPECT_EQ(clean("a\x1b[2J\nb"), "a?[2J?b");
+    const std::string host = "a-very-long-name-of-a-content-network.example.org";
+    EXPECT_EQ(redactor.hide(host + " tok-12345"), host + " [hidden]");
     // What the end of a cut text shows may be the beginning of a secret.
     const std::string words = "a b c d e f g h i j k l m n o p q r s t u v w x y z ";
     EXPECT_EQ(redactor.clean(words + words + "tok-123", 300, true).find("tok"), std::string::npos);
