@@ -17,6 +17,7 @@
 
 #include "base/check.hpp"
 #include "net/test_frames.hpp"
+#include "net/test_peer.hpp"
 
 namespace kvasir::net {
 namespace {
@@ -25,7 +26,10 @@ using testing::Bytes;
 using testing::bytes_of;
 using testing::control;
 using testing::frame;
+using testing::Over;
 using testing::pattern;
+using testing::RawPeer;
+using testing::transport_pair;
 using wire::WsOpcode;
 
 using namespace std::chrono_literals;
@@ -34,60 +38,20 @@ Deadline in(std::chrono::milliseconds time) {
     return Clock::now() + time;
 }
 
-using FdPair = std::pair<UniqueFd, UniqueFd>;
-
-FdPair socket_pair() {
-    int fds[2];
-    KVASIR_CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
-    return {UniqueFd(fds[0]), UniqueFd(fds[1])};
-}
-
-FdPair tcp_pair() {
-    UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* plain = reinterpret_cast<sockaddr*>(&address);
-    KVASIR_CHECK(::bind(listener.get(), plain, size) == 0);
-    KVASIR_CHECK(::listen(listener.get(), 1) == 0);
-    KVASIR_CHECK(::getsockname(listener.get(), plain, &size) == 0);
-    UniqueFd client(::socket(AF_INET, SOCK_STREAM, 0));
-    KVASIR_CHECK(::connect(client.get(), plain, size) == 0);
-    UniqueFd server(::accept(listener.get(), nullptr, nullptr));
-    KVASIR_CHECK(server.get() >= 0);
-    return {std::move(client), std::move(server)};
-}
-
-// The same tests over an in-memory pair and over TCP.
-class Streams : public ::testing::TestWithParam<bool> {
+// The same tests over an in-memory pair, over TCP and over TLS.
+class Streams : public ::testing::TestWithParam<Over> {
 protected:
-    FdPair fds() const { return GetParam() ? tcp_pair() : socket_pair(); }
+    std::pair<Transport, Transport> ends() const { return transport_pair(GetParam()); }
+    std::pair<RawPeer, Transport> raw_and_end() const {
+        auto [a, b] = ends();
+        return {RawPeer(std::move(a)), std::move(b)};
+    }
 };
-INSTANTIATE_TEST_SUITE_P(Sockets, Streams, ::testing::Bool(),
-                         [](const auto& test) { return test.param ? "Tcp" : "Pair"; });
-
-// A raw peer writes all of `bytes`, blocking, in pieces of at most `piece`.
-void write_all(int fd, const Bytes& bytes, size_t piece = ~size_t{0}) {
-    size_t done = 0;
-    while (done < bytes.size()) {
-        const size_t count = std::min(piece, bytes.size() - done);
-        const ssize_t sent = ::send(fd, bytes.data() + done, count, MSG_NOSIGNAL);
-        if (sent <= 0) return;
-        done += static_cast<size_t>(sent);
-    }
+std::string name_of(const ::testing::TestParamInfo<Over>& info) {
+    return info.param == Over::kPair ? "Pair" : info.param == Over::kTcp ? "Tcp" : "Tls";
 }
-
-// Everything a raw peer can read until the end of the stream.
-Bytes read_to_end(int fd) {
-    Bytes all;
-    uint8_t buffer[65536];
-    while (true) {
-        const ssize_t got = ::recv(fd, buffer, sizeof(buffer), 0);
-        if (got <= 0) return all;
-        all.insert(all.end(), buffer, buffer + got);
-    }
-}
+INSTANTIATE_TEST_SUITE_P(Sockets, Streams, ::testing::Values(Over::kPair, Over::kTcp, Over::kTls),
+                         name_of);
 
 Bytes copy(std::span<const uint8_t> view) {
     return {view.begin(), view.end()};
@@ -95,7 +59,7 @@ Bytes copy(std::span<const uint8_t> view) {
 
 // S1: every size at the borders, both directions, with a marker after each.
 TEST_P(Streams, SizesAtEveryBorderBothWays) {
-    auto [a, b] = fds();
+    auto [a, b] = ends();
     MessageLimits limits;
     limits.message_bytes_max = (2 << 20) + 7;
     MessageStream client(std::move(a), Side::kClient, {}, limits);
@@ -143,9 +107,9 @@ TEST_P(Streams, AnySegmentationGivesTheSameMessages) {
         }
     }
     for (const size_t piece : {~size_t{0}, size_t{1}, size_t{3}, size_t{1000}}) {
-        auto [raw, fd] = fds();
-        MessageStream server(std::move(fd), Side::kServer, {});
-        std::thread peer([&, fd = raw.get()] { write_all(fd, stream, piece); });
+        auto [raw, end] = raw_and_end();
+        MessageStream server(std::move(end), Side::kServer, {});
+        std::thread peer([&, &raw = raw] { raw.write(stream, piece); });
         for (const size_t size : {0, 1, 125, 126, 127, 128, 32768, 65535, 65536}) {
             auto message = server.receive(in(30s));
             ASSERT_TRUE(message) << message.error().detail;
@@ -165,17 +129,17 @@ TEST_P(Streams, LeftoverOfTheUpgradeComesFirstAtEveryCut) {
         stream.insert(stream.end(), part.begin(), part.end());
     }
     for (size_t cut = 0; cut <= stream.size(); ++cut) {
-        auto [raw, fd] = fds();
-        MessageStream server(std::move(fd), Side::kServer,
+        auto [raw, end] = raw_and_end();
+        MessageStream server(std::move(end), Side::kServer,
                              {stream.begin(), stream.begin() + static_cast<long>(cut)});
-        write_all(raw.get(), {stream.begin() + static_cast<long>(cut), stream.end()});
+        raw.write(std::span(stream).subspan(cut));
         for (const Bytes& expected : {bytes_of("W"), pattern(300), bytes_of("last")}) {
             auto message = server.receive(in(10s));
             ASSERT_TRUE(message) << cut << ": " << message.error().detail;
             ASSERT_TRUE(copy(*message) == expected) << cut;
         }
         server.close();
-        EXPECT_EQ(read_to_end(raw.get()).size(), 3u + 4u) << cut;  // pong "x", close 1000
+        EXPECT_EQ(raw.read_to_end().size(), 3u + 4u) << cut;  // pong "x", close 1000
     }
 }
 
@@ -225,10 +189,10 @@ TEST_P(Streams, EveryOffenceClosesWithItsCode) {
     MessageLimits limits;
     limits.message_bytes_max = 1000;
     for (const Offence& offence : offences) {
-        auto [raw, fd] = fds();
-        MessageStream server(std::move(fd), Side::kServer, {}, limits);
-        write_all(raw.get(), frame(bytes_of("marker"), true));
-        write_all(raw.get(), offence.bytes);
+        auto [raw, end] = raw_and_end();
+        MessageStream server(std::move(end), Side::kServer, {}, limits);
+        raw.write(frame(bytes_of("marker"), true));
+        raw.write(offence.bytes);
         auto message = server.receive(in(10s));
         ASSERT_TRUE(message) << offence.name;
         EXPECT_EQ(copy(*message), bytes_of("marker")) << offence.name;
@@ -245,27 +209,27 @@ TEST_P(Streams, EveryOffenceClosesWithItsCode) {
         EXPECT_EQ(server.enqueue(bytes_of("x")).error().code, Errc::kClosed) << offence.name;
         const Bytes close_frame = {0x88, 2, static_cast<uint8_t>(offence.close_code >> 8),
                                    static_cast<uint8_t>(offence.close_code)};
-        EXPECT_EQ(read_to_end(raw.get()), close_frame) << offence.name;
+        EXPECT_EQ(raw.read_to_end(), close_frame) << offence.name;
     }
 }
 
 TEST_P(Streams, MaskedFramesAreRefusedByAClient) {
-    auto [raw, fd] = fds();
-    MessageStream client(std::move(fd), Side::kClient, {});
-    write_all(raw.get(), frame(bytes_of("x"), true));
+    auto [raw, end] = raw_and_end();
+    MessageStream client(std::move(end), Side::kClient, {});
+    raw.write(frame(bytes_of("x"), true));
     EXPECT_EQ(client.receive(in(10s)).error().code, Errc::kProtocol);
-    EXPECT_EQ(read_to_end(raw.get()), (Bytes{0x88, 0x82, 0, 0, 0, 0, 0x03, 0xea}));
+    EXPECT_EQ(raw.read_to_end(), (Bytes{0x88, 0x82, 0, 0, 0, 0, 0x03, 0xea}));
 }
 
 TEST_P(Streams, EndlessFragmentsStopAtTheCap) {
-    auto [raw, fd] = fds();
+    auto [raw, end] = raw_and_end();
     MessageLimits limits;
     limits.message_bytes_max = 100000;
-    MessageStream server(std::move(fd), Side::kServer, {}, limits);
-    std::thread peer([fd = raw.get()] {
-        write_all(fd, frame(pattern(999), true, WsOpcode::kBinary, false));
+    MessageStream server(std::move(end), Side::kServer, {}, limits);
+    std::thread peer([&raw = raw] {
+        raw.write(frame(pattern(999), true, WsOpcode::kBinary, false));
         for (int i = 0; i < 200; ++i) {
-            write_all(fd, frame(pattern(999), true, WsOpcode::kContinuation, false));
+            raw.write(frame(pattern(999), true, WsOpcode::kContinuation, false));
         }
     });
     auto message = server.receive(in(10s));
@@ -276,7 +240,7 @@ TEST_P(Streams, EndlessFragmentsStopAtTheCap) {
 }
 
 TEST_P(Streams, ExactlyAtTheLimitsPasses) {
-    auto [a, b] = fds();
+    auto [a, b] = ends();
     MessageLimits limits;
     limits.message_bytes_max = limits.unsent_bytes_max = 70000;
     MessageStream client(std::move(a), Side::kClient, {}, limits);
@@ -292,9 +256,9 @@ TEST_P(Streams, ExactlyAtTheLimitsPasses) {
 // A peer that never reads: the sender is told kBusy at the bound, nothing of the refused message is
 // sent, and what was taken arrives whole afterwards.
 TEST_P(Streams, APeerThatNeverReadsMakesUsBusyNotBig) {
-    auto [a, b] = fds();
+    auto [a, b] = ends();
     const int small = 4096;
-    ::setsockopt(a.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    ::setsockopt(a.fd(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
     MessageLimits limits;
     limits.unsent_bytes_max = 1 << 20;
     MessageStream sender(std::move(a), Side::kServer, {}, limits);
@@ -328,31 +292,28 @@ TEST_P(Streams, APeerThatNeverReadsMakesUsBusyNotBig) {
 }
 
 TEST_P(Streams, PingsAreAnsweredAndFloodsAreNot) {
-    auto [raw, fd] = fds();
+    auto [raw, end] = raw_and_end();
     MessageLimits limits;
     limits.control_per_second_max = 5;
-    MessageStream server(std::move(fd), Side::kServer, {}, limits);
-    for (int i = 0; i < 5; ++i) write_all(raw.get(), control(WsOpcode::kPing, "hello", true));
-    write_all(raw.get(), frame(bytes_of("marker"), true));
+    MessageStream server(std::move(end), Side::kServer, {}, limits);
+    for (int i = 0; i < 5; ++i) raw.write(control(WsOpcode::kPing, "hello", true));
+    raw.write(frame(bytes_of("marker"), true));
     ASSERT_TRUE(server.receive(in(10s)));
     // Those that arrived together may share a pong, but the last one is answered.
     const Bytes pong = control(WsOpcode::kPong, "hello", false);
-    Bytes answer(pong.size());
-    ASSERT_EQ(::recv(raw.get(), answer.data(), answer.size(), MSG_WAITALL),
-              static_cast<ssize_t>(pong.size()));
-    EXPECT_EQ(answer, pong);
-    for (int i = 0; i < 20; ++i) write_all(raw.get(), control(WsOpcode::kPong, "", true));
+    EXPECT_EQ(raw.read(pong.size()), pong);
+    for (int i = 0; i < 20; ++i) raw.write(control(WsOpcode::kPong, "", true));
     EXPECT_EQ(server.receive(in(10s)).error().code, Errc::kProtocol);
 }
 
 // A peer that pings but never reads must not fill our memory with pongs.
 TEST_P(Streams, PongsDoNotPileUp) {
-    auto [raw, fd] = fds();
+    auto [raw, end] = raw_and_end();
     const int small = 4096;
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    ::setsockopt(end.fd(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
     MessageLimits limits;
     limits.control_per_second_max = 1000000;
-    MessageStream server(std::move(fd), Side::kServer, {}, limits);
+    MessageStream server(std::move(end), Side::kServer, {}, limits);
     while (!server.wants_write()) ASSERT_TRUE(server.enqueue(pattern(100000)));
     for (int i = 0; i < 50; ++i) ASSERT_TRUE(server.enqueue(pattern(100000)));
     const uint64_t out = server.counters().bytes_out;
@@ -361,9 +322,9 @@ TEST_P(Streams, PongsDoNotPileUp) {
         const Bytes ping = control(WsOpcode::kPing, std::string(125, static_cast<char>(i)), true);
         pings.insert(pings.end(), ping.begin(), ping.end());
     }
-    std::thread peer([&, fd = raw.get()] {
-        write_all(fd, pings);
-        write_all(fd, frame(bytes_of("marker"), true));
+    std::thread peer([&, &raw = raw] {
+        raw.write(pings);
+        raw.write(frame(bytes_of("marker"), true));
     });
     ASSERT_TRUE(server.receive(in(10s)));
     peer.join();
@@ -374,7 +335,7 @@ TEST_P(Streams, PongsDoNotPileUp) {
         EXPECT_TRUE(server.flush());
         server.close();
     });
-    const Bytes all = read_to_end(raw.get());
+    const Bytes all = raw.read_to_end();
     flusher.join();
     const std::string text(all.begin(), all.end());
     size_t pongs = 0;
@@ -388,11 +349,11 @@ TEST_P(Streams, PongsDoNotPileUp) {
 
 TEST_P(Streams, AnAbruptEndIsAnErrorNotASignal) {
     for (const bool partial : {false, true}) {
-        auto [raw, fd] = fds();
-        MessageStream server(std::move(fd), Side::kServer, {});
+        auto [raw, end] = raw_and_end();
+        MessageStream server(std::move(end), Side::kServer, {});
         Bytes bytes = frame(pattern(1000), true);
         bytes.resize(500);
-        if (partial) write_all(raw.get(), bytes);
+        if (partial) raw.write(bytes);
         raw.reset();
         auto message = server.receive(in(10s));
         ASSERT_FALSE(message);
@@ -400,8 +361,8 @@ TEST_P(Streams, AnAbruptEndIsAnErrorNotASignal) {
         EXPECT_EQ(message.error().detail.find("middle") != std::string::npos, partial);
     }
     // Writing to a peer that is gone: an error; SIGPIPE would end this process.
-    auto [raw, fd] = fds();
-    MessageStream server(std::move(fd), Side::kServer, {});
+    auto [raw, end] = raw_and_end();
+    MessageStream server(std::move(end), Side::kServer, {});
     raw.reset();
     Status status;
     for (int i = 0; i < 100 && status; ++i) {
@@ -416,9 +377,9 @@ TEST_P(Streams, AnAbruptEndIsAnErrorNotASignal) {
 
 // What the peer said before it went away can be read although our own writes fail by then.
 TEST_P(Streams, LastWordsAreReadAfterAFailedWrite) {
-    auto [raw, fd] = fds();
-    MessageStream server(std::move(fd), Side::kServer, {});
-    write_all(raw.get(), frame(bytes_of("the reason"), true));
+    auto [raw, end] = raw_and_end();
+    MessageStream server(std::move(end), Side::kServer, {});
+    raw.write(frame(bytes_of("the reason"), true));
     raw.reset();
     Status status;
     for (int i = 0; i < 100 && status; ++i) {
@@ -434,7 +395,7 @@ TEST_P(Streams, LastWordsAreReadAfterAFailedWrite) {
 }
 
 TEST_P(Streams, CloseReachesThePeerBehindWhatWasSent) {
-    auto [a, b] = fds();
+    auto [a, b] = ends();
     MessageStream client(std::move(a), Side::kClient, {});
     MessageStream server(std::move(b), Side::kServer, {});
     ASSERT_TRUE(client.enqueue(pattern(5000)));  // unread at the server when it closes
@@ -451,13 +412,13 @@ TEST_P(Streams, CloseReachesThePeerBehindWhatWasSent) {
 }
 
 TEST_P(Streams, DeadlineHoldsAgainstADrippingPeer) {
-    auto [raw, fd] = fds();
-    MessageStream server(std::move(fd), Side::kServer, {});
+    auto [raw, end] = raw_and_end();
+    MessageStream server(std::move(end), Side::kServer, {});
     std::atomic<bool> stop = false;
-    std::thread peer([&, fd = raw.get()] {
+    std::thread peer([&, &raw = raw] {
         const Bytes bytes = frame(pattern(60000), true);
         for (size_t i = 0; i < bytes.size() && !stop; ++i) {
-            write_all(fd, {bytes[i]});
+            raw.write(std::span(bytes).subspan(i, 1));
             // tidy: sleep, a peer that drips its bytes is what is tested
             std::this_thread::sleep_for(100us);
         }
@@ -472,7 +433,7 @@ TEST_P(Streams, DeadlineHoldsAgainstADrippingPeer) {
 }
 
 TEST_P(Streams, TimeoutLeavesTheStreamUsable) {
-    auto [a, b] = fds();
+    auto [a, b] = ends();
     MessageStream client(std::move(a), Side::kClient, {});
     MessageStream server(std::move(b), Side::kServer, {});
     EXPECT_EQ(server.receive(in(5ms)).error().code, Errc::kTimeout);
@@ -486,9 +447,9 @@ TEST_P(Streams, TimeoutLeavesTheStreamUsable) {
 
 // Many pieces, and queued messages of all sizes behind a full socket, in order and whole.
 TEST_P(Streams, QueuedMessagesKeepTheirOrder) {
-    auto [a, b] = fds();
+    auto [a, b] = ends();
     const int small = 4096;
-    ::setsockopt(a.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+    ::setsockopt(a.fd(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
     MessageStream sender(std::move(a), Side::kClient, {});
     MessageStream reader(std::move(b), Side::kServer, {});
     std::vector<Bytes> sent;
