@@ -400,6 +400,10 @@ Status Transport::flush() {
     return {};
 }
 
+bool Transport::request_key_update() {
+    return tls_ && SSL_key_update(tls_->ssl.get(), SSL_KEY_UPDATE_REQUESTED) == 1;
+}
+
 void Transport::shut_down_write() {
     if (tls_ && !tls_->failed) {
         ERR_clear_error();

@@ -69,6 +69,9 @@ public:
     uint64_t unsent_bytes() const;  // encrypted ones
     Status flush();
 
+    // Tests: the next write() also changes the keys, and asks the peer to do the same.
+    bool request_key_update();
+
     // No more will be written: TLS's goodbye (best effort) and the socket's.
     void shut_down_write();
 
