@@ -1,11 +1,16 @@
 // Round trip of a request and its answer between two processes over loopback, one thread each:
-// MessageStream, and beside it bare TCP sockets with blocking calls (the floor).
+// MessageStream with and without TLS, and beside it bare TCP sockets with blocking calls (the
+// floor).
 //
 //   stream_bench [seconds per line]
+//   stream_bench idle [connections]
 //
-// Both sides alternate in one run, so that a busy machine is unfair to neither.
+// All alternate in one run, so that a busy machine is unfair to none. `idle` opens connections to a
+// Listener in another process and prints what each costs it in memory, plain and TLS.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -13,15 +18,26 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "net/message_stream.hpp"
+#include "net/socket_wait.hpp"
+#include "net/tls.hpp"
+#include "net/transport.hpp"
+#include "net/upgrade.hpp"
 #include "wire/messages.hpp"
 
 namespace {
@@ -108,14 +124,51 @@ struct TcpPair {
     std::vector<uint8_t> reply;
 };
 
+// ---- TLS ----
+
+struct Tls {
+    std::shared_ptr<const TlsServer> server;
+    std::shared_ptr<const TlsClient> client;
+
+    Tls() {
+        std::string folder =
+            (std::filesystem::temp_directory_path() / "stream_bench-XXXXXX").string();
+        require(::mkdtemp(folder.data()) != nullptr, "mkdtemp");
+        auto made = TlsServer::self_signed(folder);
+        require(made.has_value(), "self_signed");
+        server = std::move(*made);
+        auto trusting = TlsClient::make({server->pin(), ""});
+        require(trusting.has_value(), "TlsClient");
+        client = std::move(*trusting);
+        std::filesystem::remove_all(folder);
+    }
+};
+
+Transport make_transport(UniqueFd fd, Side side, const Tls* tls) {
+    if (tls == nullptr) return Transport(std::move(fd));
+    auto* context = side == Side::kServer ? tls->server->context() : tls->client->context();
+    auto transport = Transport::make_tls(std::move(fd), context, side);
+    require(transport.has_value(), "make_tls");
+    while (true) {
+        const auto done = transport->handshake();
+        require(done.has_value(), "handshake");
+        if (*done) return std::move(*transport);
+        require(wait_for(transport->fd(), POLLIN, Deadline::max()).has_value(), "poll");
+    }
+}
+
 // ---- MessageStream with COMPUTE and RESULT frames ----
 
 struct StreamPair {
-    StreamPair(Sockets sockets, const Shape& shape)
-        : fds(std::move(sockets)), request(shape.request_bytes), reply(shape.reply_bytes / 4 * 4) {}
+    StreamPair(Sockets sockets, const Shape& shape, const Tls* tls_in)
+        : fds(std::move(sockets)),
+          request(shape.request_bytes),
+          reply(shape.reply_bytes / 4 * 4),
+          tls(tls_in) {}
     void serve() {
         fds.client.reset();
-        MessageStream served(std::move(fds.server), Side::kServer, {});
+        MessageStream served(make_transport(std::move(fds.server), Side::kServer, tls),
+                             Side::kServer, {});
         while (true) {
             const auto message = served.receive(Deadline::max());
             if (!message) return;
@@ -130,7 +183,8 @@ struct StreamPair {
     }
     void start() {
         fds.server.reset();
-        stream.emplace(std::move(fds.client), Side::kClient, std::vector<uint8_t>());
+        stream.emplace(make_transport(std::move(fds.client), Side::kClient, tls), Side::kClient,
+                       std::vector<uint8_t>());
     }
     void exchange() {
         const wire::Pair pair = {0, 3};
@@ -146,6 +200,7 @@ struct StreamPair {
     Sockets fds;
     std::vector<uint8_t> request;
     std::vector<uint8_t> reply;
+    const Tls* tls;  // null: plain
     std::optional<MessageStream> stream;
     ByteWriter head;
     uint32_t request_id = 0;
@@ -182,39 +237,134 @@ void measure(T& pair, Times& times, int count) {
     }
 }
 
-void compare(const Shape& shape, double seconds) {
+void compare(const Shape& shape, double seconds, const Tls& tls) {
     Times tcp_times;
     Times stream_times;
+    Times tls_times;
     {
         TcpPair tcp(connect_loopback(), shape);
         const pid_t tcp_child = fork_server(tcp);
-        StreamPair stream(connect_loopback(), shape);
+        StreamPair stream(connect_loopback(), shape, nullptr);
         const pid_t stream_child = fork_server(stream);
+        StreamPair secure(connect_loopback(), shape, &tls);
+        const pid_t tls_child = fork_server(secure);
         Times warm_up;
         measure(tcp, warm_up, 200);
         measure(stream, warm_up, 200);
+        measure(secure, warm_up, 200);
         const auto end = Clock::now() + std::chrono::duration<double>(seconds);
         while (Clock::now() < end) {
             measure(tcp, tcp_times, 500);
             measure(stream, stream_times, 500);
+            measure(secure, tls_times, 500);
         }
-        stream.stream.reset();
-        tcp.fds.client.reset();
-        ::kill(tcp_child, SIGKILL);  // the stream's child holds a copy of the bare client socket
-        ::waitpid(tcp_child, nullptr, 0);
-        ::waitpid(stream_child, nullptr, 0);
+        for (const pid_t child : {tcp_child, stream_child, tls_child}) {
+            ::kill(child, SIGKILL);  // later children hold copies of the sockets of earlier ones
+            ::waitpid(child, nullptr, 0);
+        }
     }
     tcp_times.print("tcp", shape);
     stream_times.print("message stream", shape);
+    tls_times.print("... over TLS", shape);
+}
+
+// ---- memory of idle connections ----
+
+uint64_t rss_bytes() {
+    std::ifstream file("/proc/self/statm");
+    uint64_t pages = 0;
+    file >> pages >> pages;
+    return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// In a child: a Listener that keeps its streams and, when asked, tells its memory.
+void serve_idle(int pipe, std::shared_ptr<const TlsServer> tls) {
+    std::mutex mu;
+    std::condition_variable arrived;
+    std::vector<MessageStream> streams;
+    ListenerOptions options;
+    options.tls = std::move(tls);
+    auto listener = Listener::make(
+        {false, "127.0.0.1", 0, ""},
+        [&](MessageStream stream, const std::string&) {
+            const std::lock_guard lock(mu);
+            streams.push_back(std::move(stream));
+            arrived.notify_one();
+        },
+        std::move(options));
+    require(listener.has_value(), "listen");
+    const uint64_t port = (*listener)->port();
+    require(::send(pipe, &port, sizeof(port), 0) == sizeof(port), "send");
+    uint64_t wanted = 0;
+    while (::recv(pipe, &wanted, sizeof(wanted), MSG_WAITALL) == sizeof(wanted)) {
+        {
+            std::unique_lock lock(mu);
+            arrived.wait(lock, [&] { return streams.size() >= wanted; });
+            // One message has come over each, and been answered, as when a node attaches.
+            MessageStream& last = streams.back();
+            if (last.receive(Deadline::max())) (void)last.enqueue(std::vector<uint8_t>(100));
+            last.release_idle_buffers();
+        }
+        const uint64_t bytes = rss_bytes();
+        require(::send(pipe, &bytes, sizeof(bytes), 0) == sizeof(bytes), "send");
+    }
+}
+
+void measure_idle(const char* name, uint32_t count, const Tls* tls) {
+    int pipe[2];
+    require(::socketpair(AF_UNIX, SOCK_STREAM, 0, pipe) == 0, "socketpair");
+    const pid_t child = ::fork();
+    require(child >= 0, "fork");
+    if (child == 0) {
+        ::close(pipe[0]);
+        serve_idle(pipe[1], tls == nullptr ? nullptr : tls->server);
+        ::_exit(0);
+    }
+    ::close(pipe[1]);
+    uint64_t port = 0;
+    require(::recv(pipe[0], &port, sizeof(port), MSG_WAITALL) == sizeof(port), "port");
+    const Endpoint endpoint{tls != nullptr, "127.0.0.1", static_cast<uint16_t>(port), "/kvasir"};
+    std::vector<MessageStream> streams;
+    constexpr uint32_t kWarmUp = 20;
+    uint64_t before = 0;
+    const auto start = Clock::now();
+    for (uint64_t made = 1; made <= count + kWarmUp; ++made) {
+        auto stream = dial(endpoint, {}, {}, tls == nullptr ? nullptr : tls->client);
+        require(stream.has_value(), "dial");
+        streams.push_back(std::move(*stream));
+        require(streams.back().enqueue(std::vector<uint8_t>(100)).has_value(), "enqueue");
+        uint64_t bytes = 0;
+        require(::send(pipe[0], &made, sizeof(made), 0) == sizeof(made), "ask");
+        require(::recv(pipe[0], &bytes, sizeof(bytes), MSG_WAITALL) == sizeof(bytes), "rss");
+        if (made == kWarmUp) before = bytes;
+        if (made != count + kWarmUp) continue;
+        const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+        std::printf("idle %-6s %u connections: %.1f KiB each, %.2f ms to make one\n", name, count,
+                    static_cast<double>(bytes - before) / 1024 / count, took.count() / made);
+    }
+    ::close(pipe[0]);
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+    const Tls tls;
+    if (argc > 1 && std::strcmp(argv[1], "idle") == 0) {
+        rlimit limit = {};
+        require(::getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
+        limit.rlim_cur = limit.rlim_max;
+        (void)::setrlimit(RLIMIT_NOFILE, &limit);
+        const auto count = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 1000);
+        measure_idle("plain", count, nullptr);
+        measure_idle("TLS", count, &tls);
+        return 0;
+    }
     const double seconds = argc > 1 ? std::atof(argv[1]) : 3;
-    for (const Shape& shape :
-         {Shape{"3.5 KB/98 KB", 3504, 98304}, Shape{"128 B/1 KB", 128, 1024}}) {
-        compare(shape, seconds);
+    for (const Shape& shape : {Shape{"3.5 KB/98 KB", 3504, 98304}, Shape{"4 KB/4 KB", 4096, 4096},
+                               Shape{"128 B/1 KB", 128, 1024}}) {
+        compare(shape, seconds, tls);
     }
     return 0;
 }

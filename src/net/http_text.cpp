@@ -115,7 +115,7 @@ Result<Target> parse_target(std::string_view target) {
     if (!raw.starts_with('/')) return bad("does not start with a slash");
     auto path = decode_percent(raw, false);
     if (!path) return bad("has a percent sign without two hex digits");
-    if (path->size() > 1 && path->ends_with('/')) path->pop_back();
+    if (path->size() > 2 && path->ends_with('/')) path->pop_back();
     if (!legal_path(*path)) return bad("has a path with \"..\", \"//\" or the like");
     Target parsed;
     parsed.path = std::move(*path);

@@ -1,0 +1,484 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "net/http.hpp"
+#include "net/test_frames.hpp"
+#include "net/test_peer.hpp"
+#include "net/upgrade.hpp"
+
+namespace kvasir::net {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::RawPeer;
+using testing::TestFolder;
+using testing::TestTls;
+
+// Polls for something that another thread brings about.
+bool eventually(const std::function<bool()>& holds) {
+    const auto end = Clock::now() + 20s;
+    while (!holds()) {
+        if (Clock::now() >= end) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
+// What a request was, as text.
+void echo(HttpRequest request, const Respond& respond) {
+    HttpResponse response;
+    response.content_type = "text/plain";
+    response.body = request.method + " " + request.path;
+    for (const auto& [name, value] : request.query) response.body += " " + name + "=" + value;
+    response.body += " [" + std::string(request.bearer()) + "] " + request.body;
+    respond(std::move(response));
+}
+
+struct Answer {
+    int status = 0;  // 0: the connection ended
+    std::string head;
+    std::string body;
+};
+
+// A client of keep-alive connections, by hand.
+Answer read_answer(RawPeer& peer, bool head_only = false) {
+    Answer answer;
+    answer.head = peer.read_header();
+    if (!answer.head.starts_with("HTTP/1.1 ")) return answer;
+    answer.status = std::stoi(answer.head.substr(9, 3));
+    const size_t at = answer.head.find("Content-Length: ");
+    if (head_only || at == std::string::npos) return answer;
+    const auto body = peer.read(std::stoull(answer.head.substr(at + 16)));
+    answer.body.assign(body.begin(), body.end());
+    return answer;
+}
+
+class HttpServer : public ::testing::TestWithParam<bool> {
+protected:
+    bool tls() const { return GetParam(); }
+    void listen(HttpHandler handler, HttpLimits limits = {}) {
+        ListenerOptions options;
+        options.handshake.pending_max = 1000;
+        options.handshake.pending_per_address_max = 1000;
+        options.http = std::move(handler);
+        options.http_limits = limits;
+        if (tls()) options.tls = TestTls::get().server;
+        listener_ = Listener::make(
+                        *parse_listen("127.0.0.1:0"),
+                        [this](MessageStream stream, const std::string&) {
+                            const std::lock_guard lock(mu_);
+                            stream_.emplace(std::move(stream));
+                        },
+                        std::move(options))
+                        .value();
+    }
+    RawPeer connect() const { return RawPeer(listener_->port(), tls()); }
+    Answer ask(const std::string& request) const {
+        RawPeer peer = connect();
+        peer.write(request);
+        return read_answer(peer);
+    }
+
+    std::mutex mu_;
+    std::optional<MessageStream> stream_;  // guarded by mu_
+    std::unique_ptr<Listener> listener_;
+};
+INSTANTIATE_TEST_SUITE_P(Ports, HttpServer, ::testing::Bool(),
+                         [](const auto& port) { return port.param ? "Tls" : "Plain"; });
+
+TEST_P(HttpServer, RequestsArriveWholeAtEveryCut) {
+    listen(echo);
+    const std::string request =
+        "POST /a%20b?x=1%2B HTTP/1.1\r\nHost: x\r\nAUTHORIZATION: Bearer tok\r\n"
+        "Content-Length: 5\r\n\r\nhello";
+    RawPeer peer = connect();
+    for (size_t cut = 0; cut <= request.size(); ++cut) {
+        peer.write(std::string_view(request).substr(0, cut));
+        peer.write(std::string_view(request).substr(cut));
+        const Answer answer = read_answer(peer);
+        ASSERT_EQ(answer.status, 200) << cut << ": " << answer.head;
+        ASSERT_EQ(answer.body, "POST /a b x=1+ [tok] hello") << cut;
+    }
+    const std::string chunked =
+        "PUT /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n";
+    for (size_t cut = 0; cut <= chunked.size(); ++cut) {
+        peer.write(std::string_view(chunked).substr(0, cut));
+        peer.write(std::string_view(chunked).substr(cut));
+        ASSERT_EQ(read_answer(peer).body, "PUT /c [] abcde") << cut;
+    }
+}
+
+TEST_P(HttpServer, PipelinedRequestsAreAnsweredInOrder) {
+    std::vector<std::thread> threads;
+    listen([&threads](HttpRequest request, const Respond& respond) {
+        threads.emplace_back([request = std::move(request), respond] { echo(request, respond); });
+    });
+    RawPeer peer = connect();
+    std::string all;
+    for (int i = 0; i < 20; ++i) {
+        all += "GET /" + std::to_string(i) + " HTTP/1.1\r\nHost: x\r\n\r\n";
+    }
+    peer.write(all);
+    for (int i = 0; i < 20; ++i) {
+        EXPECT_EQ(read_answer(peer).body, "GET /" + std::to_string(i) + " [] ");
+    }
+    listener_.reset();
+    for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(HttpServer, HeadsWithoutBodiesAndConnectionsThatEnd) {
+    listen([](const HttpRequest& request, const Respond& respond) {
+        HttpResponse response;
+        response.body = "12345";
+        if (request.path == "/204") response.status = 204;
+        response.headers = {{"X-Kind", "test"}, {"Content-Length", "99"}, {"X-Bad", "a\r\nb: c"}};
+        respond(std::move(response));
+    });
+    RawPeer peer = connect();
+    peer.write("HEAD / HTTP/1.1\r\nHost: x\r\n\r\n");
+    const Answer head = read_answer(peer, true);
+    EXPECT_EQ(head.status, 200);
+    EXPECT_NE(head.head.find("Content-Length: 5\r\n"), std::string::npos) << head.head;
+    EXPECT_NE(head.head.find("X-Kind: test\r\n"), std::string::npos);
+    EXPECT_EQ(head.head.find("X-Bad"), std::string::npos) << "a header that splits the answer";
+    peer.write("GET /204 HTTP/1.1\r\nHost: x\r\n\r\n");
+    const Answer none = read_answer(peer);
+    EXPECT_EQ(none.status, 204);
+    EXPECT_EQ(none.head.find("Content-Length"), std::string::npos);
+    peer.write("POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n");
+    EXPECT_EQ(peer.read_header(), "HTTP/1.1 100 Continue\r\n\r\n");
+    peer.write("abc");
+    EXPECT_EQ(read_answer(peer).body, "12345");
+    peer.write("GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+    EXPECT_TRUE(peer.read_text_to_end().ends_with("\r\n\r\n12345"));
+    RawPeer old = connect();
+    old.write("GET / HTTP/1.0\r\n\r\n");
+    EXPECT_TRUE(old.read_text_to_end().ends_with("\r\n\r\n12345"));
+}
+
+TEST_P(HttpServer, BadAndLargeRequestsGetTheirAnswer) {
+    std::atomic<int> handled = 0;
+    HttpLimits limits;
+    limits.header_bytes_max = 4096;
+    limits.body_bytes_max = 1000;
+    listen(
+        [&handled](HttpRequest request, const Respond& respond) {
+            ++handled;
+            echo(std::move(request), respond);
+        },
+        limits);
+    const std::string big(2000, 'x');
+    EXPECT_EQ(ask("GET / HTTP/1.1\r\nX: " + std::string(5000, 'x') + "\r\n\r\n").status, 431);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n").status, 413);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1001\r\n\r\n").status,
+              413);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n").status, 413);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + big).status,
+              413);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n").status, 400);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab").status,
+              400);
+    EXPECT_EQ(ask("GET / HTTP/1.1\r\nbad header\r\n\r\n").status, 400);
+    for (const char* target : {"/../etc/passwd", "/%2e%2e/x", "//x", "/a%00", "*", "http://x/"}) {
+        const Answer answer = ask("GET " + std::string(target) + " HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(answer.status, 400) << target;
+        EXPECT_NE(answer.body.find("\"bad_input\""), std::string::npos) << answer.body;
+    }
+    EXPECT_EQ(ask("\x16\x03\x01 nonsense").status, 0);
+    EXPECT_EQ(handled, 0);
+    EXPECT_EQ(ask("POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + big.substr(1000)).status,
+              200);
+}
+
+TEST_P(HttpServer, SlowAndIdleClientsAreClosed) {
+    HttpLimits limits;
+    limits.request_deadline = 300ms;
+    limits.idle_max = 300ms;
+    listen(echo, limits);
+    const auto start = Clock::now();
+    RawPeer body = connect();
+    body.write("POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab");
+    RawPeer idle = connect();
+    idle.write("GET /1 HTTP/1.1\r\n\r\n");
+    RawPeer second = connect();
+    second.write("GET /2 HTTP/1.1\r\n\r\nGET /3");
+    EXPECT_EQ(body.read_text_to_end(), "");
+    EXPECT_TRUE(idle.read_text_to_end().ends_with("GET /1 [] "));
+    EXPECT_TRUE(second.read_text_to_end().ends_with("GET /2 [] "));
+    EXPECT_GE(Clock::now() - start, 290ms);
+    EXPECT_LT(Clock::now() - start, 5s);
+}
+
+TEST_P(HttpServer, ConnectionsAreBoundedPerAddress) {
+    HttpLimits limits;
+    limits.connections_per_address_max = 3;
+    listen(echo, limits);
+    std::vector<RawPeer> peers;
+    for (int i = 0; i < 3; ++i) {
+        peers.push_back(connect());
+        peers.back().write("GET / HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(read_answer(peers.back()).status, 200);
+    }
+    const Answer answer = ask("GET / HTTP/1.1\r\n\r\n");
+    EXPECT_EQ(answer.status, 503);
+    EXPECT_NE(answer.body.find("\"busy\""), std::string::npos);
+    peers.pop_back();
+    EXPECT_TRUE(eventually([this] { return ask("GET / HTTP/1.1\r\n\r\n").status == 200; }));
+}
+
+TEST_P(HttpServer, HandlersThatMisbehave) {
+    Respond kept;
+    std::atomic<bool> have = false;
+    std::atomic<int> told = 0;
+    std::atomic<uint64_t> bytes = 99;
+    listen([&](const HttpRequest& request, const Respond& respond) {
+        if (request.path == "/throw") throw std::runtime_error("handler");
+        if (request.path == "/twice") {
+            HttpResponse response;
+            response.body = "one";
+            respond(response);
+            response.body = "two";
+            respond(response);
+        }
+        if (request.path == "/keep") {
+            kept = respond;
+            have = true;
+        }
+    });
+    RawPeer peer = connect();
+    for (const char* path : {"/forgets", "/throw"}) {
+        peer.write("GET " + std::string(path) + " HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(read_answer(peer).status, 500) << path;
+    }
+    peer.write("GET /twice HTTP/1.1\r\n\r\nGET /twice HTTP/1.1\r\n\r\n");
+    EXPECT_EQ(read_answer(peer).body, "one");
+    EXPECT_EQ(read_answer(peer).body, "one");
+
+    // The listener is gone before the answer: nothing happens. (Told with 0 bytes while it stops.)
+    peer.write("GET /keep HTTP/1.1\r\n\r\n");
+    ASSERT_TRUE(eventually([&] { return have.load(); }));
+    const auto start = Clock::now();
+    listener_.reset();
+    EXPECT_LT(Clock::now() - start, 3s);
+    HttpResponse late;
+    late.on_sent = [&](uint64_t sent) {
+        ++told;
+        bytes = sent;
+    };
+    kept(std::move(late));
+    EXPECT_EQ(told, 0);
+}
+
+TEST_P(HttpServer, UpgradesGoOnBesideRequests) {
+    listen(echo);
+    Endpoint endpoint = *parse_url("ws://127.0.0.1:" + std::to_string(listener_->port()));
+    endpoint.tls = tls();
+    auto client = dial(endpoint, {}, {}, TestTls::get().client);
+    ASSERT_TRUE(client) << client.error().detail;
+    ASSERT_TRUE(eventually([this] {
+        const std::lock_guard lock(mu_);
+        return stream_.has_value();
+    }));
+    ASSERT_TRUE(client->enqueue(testing::bytes_of("x")));
+    ASSERT_TRUE(stream_->receive(Clock::now() + 10s));
+    // After a request on the same connection, too.
+    RawPeer peer = connect();
+    peer.write("GET /healthz HTTP/1.1\r\n\r\n");
+    EXPECT_EQ(read_answer(peer).body, "GET /healthz [] ");
+    peer.write(
+        "GET /kvasir HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Protocol: kvasir.1\r\n\r\n");
+    EXPECT_TRUE(peer.read_header().starts_with("HTTP/1.1 101"));
+}
+
+// ---- files ----
+
+// A file whose bytes tell their place.
+class TestFile {
+public:
+    explicit TestFile(uint64_t size) : size_(size) {
+        const std::string path = folder_.path() + "/file";
+        std::ofstream out(path, std::ios::binary);
+        std::vector<char> block(1 << 20);
+        for (uint64_t at = 0; at < size; at += block.size()) {
+            for (size_t i = 0; i < block.size(); i += 1) block[i] = byte_at(at + i);
+            out.write(block.data(),
+                      static_cast<std::streamsize>(std::min<uint64_t>(block.size(), size - at)));
+        }
+        out.close();
+        fd_ = std::shared_ptr<const int>(new int(::open(path.c_str(), O_RDWR | O_CLOEXEC)),
+                                         [](const int* fd) {
+                                             ::close(*fd);
+                                             delete fd;
+                                         });
+        KVASIR_CHECK(*fd_ >= 0);
+    }
+    static char byte_at(uint64_t at) { return static_cast<char>((at * 2654435761u) >> 15); }
+    FileBody body(uint64_t offset, uint64_t bytes) const { return {fd_, offset, bytes}; }
+    int fd() const { return *fd_; }
+    uint64_t size() const { return size_; }
+
+private:
+    TestFolder folder_;
+    uint64_t size_;
+    std::shared_ptr<const int> fd_;
+};
+
+HttpHandler serve_file(const TestFile& file, std::function<void(uint64_t)> on_sent) {
+    return
+        [&file, on_sent = std::move(on_sent)](const HttpRequest& request, const Respond& respond) {
+            const auto header = request.headers.find("range");
+            const auto range =
+                parse_range(header == request.headers.end() ? "" : header->second, file.size());
+            if (!range) return respond(error_response(range.error()));
+            HttpResponse response;
+            response.status = *range ? 206 : 200;
+            response.file =
+                *range ? file.body((*range)->offset, (*range)->bytes) : file.body(0, file.size());
+            response.on_sent = on_sent;
+            respond(std::move(response));
+        };
+}
+
+TEST_P(HttpServer, PartsOfFiles) {
+    const TestFile file(3 << 20);
+    std::atomic<uint64_t> sent_total = 0;
+    listen(serve_file(file, [&](uint64_t sent) { sent_total += sent; }));
+    RawPeer peer = connect();
+    uint64_t expected = 0;
+    for (const auto& [offset, bytes] : {std::pair<uint64_t, uint64_t>{0, 1},
+                                        {1, 2},
+                                        {65535, 2},
+                                        {100, 262144},
+                                        {7, 262145},
+                                        {0, 3 << 20},
+                                        {(3 << 20) - 1, 1}}) {
+        peer.write("GET /f HTTP/1.1\r\nRange: bytes=" + std::to_string(offset) + "-" +
+                   std::to_string(offset + bytes - 1) + "\r\n\r\n");
+        const Answer answer = read_answer(peer);
+        ASSERT_EQ(answer.status, 206);
+        ASSERT_EQ(answer.body.size(), bytes);
+        for (uint64_t i = 0; i < bytes; ++i) {
+            ASSERT_EQ(answer.body[i], TestFile::byte_at(offset + i)) << offset + i;
+        }
+        expected += bytes;
+    }
+    EXPECT_TRUE(eventually([&] { return sent_total == expected; }));
+    peer.write("HEAD /f HTTP/1.1\r\n\r\n");
+    EXPECT_NE(read_answer(peer, true).head.find("Content-Length: 3145728"), std::string::npos);
+    peer.write("GET /f HTTP/1.1\r\nRange: bytes=3145728-\r\n\r\n");
+    EXPECT_EQ(read_answer(peer).status, 413);  // whoever serves files makes a 416 of it
+}
+
+TEST_P(HttpServer, AFileThatShrinksEndsTheConnection) {
+    const TestFile file(4 << 20);
+    std::atomic<uint64_t> sent_bytes = ~uint64_t{0};
+    listen([&](const HttpRequest&, const Respond& respond) {
+        EXPECT_EQ(::ftruncate(file.fd(), 1 << 20), 0);
+        HttpResponse response;
+        response.file = file.body(0, 4 << 20);
+        response.on_sent = [&](uint64_t sent) { sent_bytes = sent; };
+        respond(std::move(response));
+    });
+    RawPeer peer = connect();
+    peer.write("GET /f HTTP/1.1\r\n\r\n");
+    const Answer answer = read_answer(peer);
+    EXPECT_EQ(answer.body.size(), 1u << 20);
+    EXPECT_TRUE(eventually([&] { return sent_bytes == 1u << 20; }));
+}
+
+uint64_t rss_bytes() {
+    std::ifstream file("/proc/self/statm");
+    uint64_t pages = 0;
+    file >> pages >> pages;
+    return pages * 4096;
+}
+
+// 100 MB to a client that reads slowly, then fast: memory stays flat and nothing is lost; others
+// are served meanwhile.
+TEST_P(HttpServer, LargeFilesToSlowReadersCostNoMemory) {
+    const TestFile file(100 << 20);
+    listen(serve_file(file, nullptr));
+    RawPeer peer = connect();
+    const uint64_t before = rss_bytes();
+    uint64_t rss_max = 0;
+    peer.write("GET /f HTTP/1.1\r\n\r\n");
+    ASSERT_TRUE(peer.read_header().starts_with("HTTP/1.1 200"));
+    uint64_t at = 0;
+    while (at < file.size()) {
+        const bool slow = at < 40000;
+        const auto part = peer.read(std::min<uint64_t>(slow ? 2000 : 1 << 20, file.size() - at));
+        ASSERT_FALSE(part.empty()) << at;
+        for (size_t i = 0; i < part.size(); i += 509) {
+            ASSERT_EQ(static_cast<char>(part[i]), TestFile::byte_at(at + i)) << at + i;
+        }
+        at += part.size();
+        rss_max = std::max(rss_max, rss_bytes());
+        if (slow) {
+            RawPeer other = connect();
+            other.write("GET /f HTTP/1.1\r\nRange: bytes=0-9\r\n\r\n");
+            ASSERT_EQ(read_answer(other).body.size(), 10u);
+        }
+    }
+    EXPECT_EQ(at, file.size());
+    EXPECT_LT(rss_max, before + (16 << 20));
+}
+
+TEST_P(HttpServer, ReadersThatStopAreDroppedAndTold) {
+    const TestFile file(20 << 20);
+    std::atomic<int> told = 0;
+    std::atomic<uint64_t> sent_bytes = 0;
+    HttpLimits limits;
+    limits.write_stall_max = 200ms;
+    listen(serve_file(file,
+                      [&](uint64_t sent) {
+                          sent_bytes = sent;
+                          ++told;
+                      }),
+           limits);
+    RawPeer stops = connect();
+    stops.write("GET /f HTTP/1.1\r\n\r\n");
+    EXPECT_TRUE(eventually([&] { return told == 1; }));
+    EXPECT_LT(sent_bytes, file.size());
+    RawPeer goes = connect();
+    goes.write("GET /f HTTP/1.1\r\n\r\n");
+    EXPECT_EQ(goes.read(1000).size(), 1000u);
+    goes.reset();
+    EXPECT_TRUE(eventually([&] { return told == 2; }));
+    EXPECT_LT(sent_bytes, file.size());
+}
+
+TEST_P(HttpServer, ManyKeepAliveClientsAtOnce) {
+    constexpr int kClients = 300;
+    HttpLimits limits;
+    limits.connections_per_address_max = kClients;
+    listen(echo, limits);
+    std::vector<RawPeer> peers;
+    for (int i = 0; i < kClients; ++i) peers.push_back(connect());
+    for (int round = 0; round < 5; ++round) {
+        for (int i = 0; i < kClients; ++i) {
+            peers[i].write("GET /" + std::to_string(i) + " HTTP/1.1\r\n\r\n");
+        }
+        for (int i = 0; i < kClients; ++i) {
+            ASSERT_EQ(read_answer(peers[i]).body, "GET /" + std::to_string(i) + " [] ") << round;
+        }
+    }
+    const auto start = Clock::now();
+    listener_.reset();
+    EXPECT_LT(Clock::now() - start, 3s);
+}
+
+}  // namespace
+}  // namespace kvasir::net
