@@ -26,7 +26,7 @@ public:
     static SwitchboardOptions options() {
         SwitchboardOptions options;
         options.queue_bytes_max = 100;
-        options.queue_total_max = 260;
+        options.queue_total_max = 500;
         options.own_bytes_max = 2048;
         options.message_bytes_max = 200;
         options.handle_max = 4;
@@ -38,7 +38,7 @@ public:
         return options;
     }
 
-    Auditor() : relay_(options()) {}
+    explicit Auditor(SwitchboardOptions chosen = options()) : relay_(chosen) {}
 
     // Three bytes a step.
     void run(std::span<const uint8_t> data) {

@@ -87,7 +87,7 @@ std::string prometheus_text(const RelayStats& stats) {
               {"expired", counters.cut_expired},
               {"revoked", counters.cut_revoked},
               {"protocol", counters.cut_protocol},
-              {"memory", stats.cut_for_memory}});
+              {"memory", stats.cut_for_memory + counters.cut_memory}});
     return page.text();
 }
 

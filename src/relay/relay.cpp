@@ -36,6 +36,7 @@ net::HttpResponse text_response(int status, std::string type, std::string body) 
 }  // namespace
 
 RelayImpl::~RelayImpl() {
+    local_listener_.reset();
     listener_.reset();  // nothing comes in any more
     if (!thread_.joinable()) return;
     stopping_.store(true);
@@ -65,15 +66,18 @@ Status RelayImpl::start(const net::Endpoint& listen) {
         answer_http(std::move(request), std::move(respond));
     };
     thread_ = std::thread([this] { run(); });
-    auto made = net::Listener::make(
-        listen,
-        [this](MessageStream stream, std::string peer) {
-            auto shared = std::make_shared<MessageStream>(std::move(stream));
-            post([this, shared, peer = std::move(peer)] { adopt(std::move(*shared), peer); });
-        },
-        std::move(listener));
+    const auto take = [this](MessageStream stream, std::string peer) {
+        auto shared = std::make_shared<MessageStream>(std::move(stream));
+        post([this, shared, peer = std::move(peer)] { adopt(std::move(*shared), peer); });
+    };
+    auto made = net::Listener::make(listen, take, listener);
     if (!made) return tl::unexpected(std::move(made.error()));
     listener_ = std::move(*made);
+    if (!options_.local_port) return {};
+    listener.tls = nullptr;
+    auto local = net::Listener::make(*net::parse_listen("127.0.0.1:0"), take, std::move(listener));
+    if (!local) return tl::unexpected(std::move(local.error()));
+    local_listener_ = std::move(*local);
     return {};
 }
 

@@ -29,6 +29,7 @@ struct RelayOptions {
     SwitchboardOptions switchboard;
     GateOptions gate;
     std::shared_ptr<const net::TlsServer> tls;  // null: plain TCP
+    bool local_port = false;  // also plain TCP on 127.0.0.1, for a backbone on this machine
     net::HandshakeLimits handshake{milliseconds(5000), 8192, 1024, 512};
     net::HttpLimits http_limits;
     net::HttpHandler http;  // other paths than /healthz and /metrics; empty: 404
@@ -56,6 +57,7 @@ public:
     static Result<std::unique_ptr<Relay>> start(const net::Endpoint& listen, RelayOptions options);
     virtual ~Relay() = default;  // closes everything at once
     virtual uint16_t port() const = 0;
+    virtual uint16_t local_port() const = 0;  // 0: not asked for
 
     // Tells all nodes to come again within that time, takes no new ones, then closes. Once.
     virtual void drain(milliseconds within, std::string url) = 0;

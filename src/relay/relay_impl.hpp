@@ -50,6 +50,9 @@ public:
 
     Status start(const net::Endpoint& listen);
     uint16_t port() const override { return listener_->port(); }
+    uint16_t local_port() const override {
+        return local_listener_ ? local_listener_->port() : uint16_t{0};
+    }
     void drain(milliseconds within, std::string url) override;
     bool drained() const override { return drained_.load(); }
     void revoke(uint64_t serial) override;
@@ -113,6 +116,7 @@ private:
 
     std::thread thread_;
     std::unique_ptr<net::Listener> listener_;
+    std::unique_ptr<net::Listener> local_listener_;
 };
 
 }  // namespace kvasir::relay

@@ -176,10 +176,11 @@ bool Switchboard::has_room(const Connection& to, uint64_t bytes) const {
     return to.queued == 0 || (to.queued < own_max && bytes <= own_max - to.queued);
 }
 
+// Over the total, only those who read all that they get are sent more.
 bool Switchboard::admits(const Connection& to, uint64_t bytes) const {
+    if (to.queued == 0) return true;
     const uint64_t total_max = options_.queue_total_max;
-    if (!has_room(to, bytes)) return false;
-    return queued_total_ == 0 || (queued_total_ < total_max && bytes <= total_max - queued_total_);
+    return has_room(to, bytes) && queued_total_ < total_max && bytes <= total_max - queued_total_;
 }
 
 // Half of the room for the relay's own words is left for what it must say without being asked.
@@ -248,6 +249,7 @@ void Switchboard::on(const Unsent& event, Time now) {
         connection->sent_total = event.sent_total;
         connection->stalled_since = now;
     }
+    if (queued_total_ > options_.queue_total_max + options_.queue_total_max / 4) cut_largest();
     if (event.bytes == 0) {
         connection->handles.on_drained(now);
     } else {
@@ -256,6 +258,18 @@ void Switchboard::on(const Unsent& event, Time now) {
     if (!less) return;
     settle(*connection, now);
     settle_blocked(now);
+}
+
+// Far over the total: whoever has most queued makes room.
+void Switchboard::cut_largest() {
+    Connection* largest = nullptr;
+    for (const auto& [id, connection] : connections_) {
+        if (connection->doomed) continue;
+        if (largest == nullptr || connection->queued > largest->queued) largest = connection.get();
+    }
+    if (largest == nullptr) return;
+    ++counters_.cut_memory;
+    doom(*largest, {Errc::kBusy, "it reads too slowly, and the relay is short of memory"});
 }
 
 void Switchboard::send(Connection& to, std::vector<uint8_t> frame, Time now) {

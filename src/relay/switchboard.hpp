@@ -57,7 +57,7 @@ public:
 struct SwitchboardOptions {
     uint64_t message_bytes_max = wire::kFrameBytesMax;
     uint64_t queue_bytes_max = uint64_t{8} << 20;  // for one receiver; one longer frame may pass
-    uint64_t queue_total_max = uint64_t{1} << 30;  // over all receivers
+    uint64_t queue_total_max = uint64_t{1} << 30;  // over all; at 5/4 of it the largest goes
     uint64_t own_bytes_max = uint64_t{4} << 20;    // the relay's own frames, on top of a queue
     uint32_t connections_max = 20000;
     uint32_t connections_per_address_max = 1024;
@@ -152,6 +152,7 @@ struct SwitchboardCounters {
     uint64_t held = 0;
     uint64_t introduced = 0, introductions_failed = 0;
     uint64_t cut_silent = 0, cut_stalled = 0, cut_expired = 0, cut_revoked = 0, cut_protocol = 0;
+    uint64_t cut_memory = 0;
 };
 
 class Switchboard {
@@ -221,6 +222,7 @@ private:
     void settle_blocked(Time now);
     void stop_waiting(Connection& from, Time now);
     void send(Connection& to, std::vector<uint8_t> frame, Time now);
+    void cut_largest();
     void add_queued(Connection& to, uint64_t bytes, Time now);
     // Timers and ends (ends.cpp)
     void refuse(Connection& connection, const Error& reason, Time now);

@@ -462,7 +462,7 @@ TEST(Backpressure, AFrameLongerThanTheQueuePassesAlone) {
 
 TEST(Backpressure, TheTotalIsBoundedAndNobodyWaitsForEver) {
     SwitchboardOptions options = tiny();
-    options.queue_total_max = 300;
+    options.queue_total_max = 400;
     FakeRelay relay(options);
     std::vector<ConnectionId> backbones, workers;
     for (uint32_t i = 0; i < 3; ++i) {
@@ -476,13 +476,35 @@ TEST(Backpressure, TheTotalIsBoundedAndNobodyWaitsForEver) {
             relay.say(workers[i], request(handle_of(relay, workers[i]), n));
         }
     }
-    EXPECT_LE(relay.board.queued_bytes(), 300u);
+    EXPECT_LE(relay.board.queued_bytes(), 500u);
     EXPECT_TRUE(relay.lines[workers[2]].held);
+    EXPECT_EQ(relay.board.counters().cut_memory, 0u);
     for (int round = 0; round < 10; ++round) {
         for (const auto id : backbones) relay.take(id);
     }
     for (const auto id : backbones) EXPECT_EQ(relay.taken(id, FrameType::kCompute).size(), 2u);
     EXPECT_EQ(relay.board.queued_bytes(), 0u);
+}
+
+TEST(Backpressure, StrangersWhoDoNotReadDoNotStarveAPair) {
+    SwitchboardOptions options = tiny();
+    options.queue_total_max = 1000;
+    FakeRelay relay(options);
+    const PairOf pair(relay);
+    std::vector<ConnectionId> hostile;
+    for (uint32_t i = 0; i < 10; ++i) {
+        hostile.push_back(relay.attach(10 + i, Role::kWorker, "2 0 100"));
+        relay.lines[hostile.back()].reads = false;
+    }
+    for (uint32_t i = 0; i < 100; ++i) {
+        const auto id = hostile[i % hostile.size()];
+        relay.say(id, make_frame(FrameType::kPing, 0, i, Bytes(64, 1)));
+        relay.say(pair.backbone, request(pair.to_worker, i));
+        ASSERT_EQ(relay.taken(pair.worker, FrameType::kCompute).size(), i + 1);
+        ASSERT_LE(relay.board.queued_bytes(), 1250u);
+    }
+    EXPECT_GT(relay.board.counters().cut_memory, 0u);
+    EXPECT_FALSE(relay.lines[pair.worker].closed);
 }
 
 TEST(Backpressure, OneThatReadsNothingOfWhatItIsToldIsNotReadEither) {

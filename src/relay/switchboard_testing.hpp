@@ -147,12 +147,16 @@ public:
         now = end;
     }
     void event(const Event& one) {
-        std::vector<Action> actions;
         board.on_event(one, now, actions);
-        for (const Action& action : actions) {
+        if (performing) return;
+        performing = true;
+        for (size_t i = 0; i < actions.size(); ++i) {  // more are appended meanwhile
+            const Action action = actions[i];
             std::visit([this](const auto& what) { perform(what); }, action);
         }
-        if (depth == 0) run_resumed();
+        actions.clear();
+        performing = false;
+        run_resumed();
     }
     // Frames of a type that the node has read.
     std::vector<Frame> taken(ConnectionId id, FrameType type) const {
@@ -174,21 +178,17 @@ private:
         Line& line = lines.at(id);
         uint64_t bytes = 0;
         for (const Bytes& frame : line.queue) bytes += frame.size();
-        ++depth;
         event(Unsent{id, bytes, line.sent_total});
-        --depth;
     }
     void queue(ConnectionId id, Bytes frame) {
         Line& line = lines.at(id);
         if (line.closed) return;
         line.queue.push_back(std::move(frame));
-        ++depth;
         if (line.reads) {
             take(id);
         } else {
             report(id);
         }
-        --depth;
     }
     void perform(const Send& action) { queue(action.to, action.frame); }
     void perform(const Forward& action) {
@@ -213,7 +213,7 @@ private:
         lines.at(action.id).close_code = action.ws_code;
     }
     void run_resumed() {
-        while (depth == 0 && current == nullptr && !resumed.empty()) {
+        while (!performing && current == nullptr && !resumed.empty()) {
             const ConnectionId id = resumed.front();
             resumed.pop_front();
             pump(id);
@@ -222,7 +222,8 @@ private:
 
     std::deque<ConnectionId> resumed;
     const Bytes* current = nullptr;
-    int depth = 0;
+    std::vector<Action> actions;
+    bool performing = false;
 };
 
 }  // namespace kvasir::relay::testing
