@@ -1,0 +1,510 @@
+// What a relay costs, beside a direct connection and beside nginx as a TCP proxy, in one run.
+//
+//   relay_bench [--seconds S] [--idle N] [--json FILE] [--no-nginx]
+//
+//   latency   4 KB request, 4 KB answer: direct, through the relay, through nginx; plain and TLS
+//   bulk      256 KiB frames one way over the same paths
+//   idle      memory of a relay with N attached nodes that say nothing; plain and TLS
+//   fairness  p99 of a healthy pair alone, beside a flooder, beside a reader that stopped
+//
+// Every party is a process of its own. Paths take turns within a run, so that a busy machine is
+// unfair to none. nginx terminates TLS and forwards plain bytes (one worker); it needs nginx and
+// its stream module installed (Debian: nginx-light, libnginx-mod-stream), else it is left out.
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "relay/relay_testing.hpp"
+
+namespace {
+
+using namespace kvasir;
+using namespace kvasir::relay;
+using namespace kvasir::relay::testing;
+
+constexpr size_t kSmall = 4096;
+constexpr size_t kBulkFrame = 256 << 10;
+constexpr auto kPatience = milliseconds(60000);
+
+void require(bool condition, const char* what) {
+    if (condition) return;
+    std::fprintf(stderr, "relay_bench: %s: %s\n", what, std::strerror(errno));
+    std::exit(1);
+}
+
+std::string g_folder;  // certificates and nginx's files
+
+// ---- processes ----
+
+// A child that runs `work` and says one number when it is ready. It dies with us.
+class Child {
+public:
+    Child(const std::function<void(int ready_fd)>& work) {
+        int ends[2];
+        require(::pipe(ends) == 0, "pipe");
+        pid_ = ::fork();
+        require(pid_ >= 0, "fork");
+        if (pid_ == 0) {
+            ::close(ends[0]);
+            work(ends[1]);
+            ::_exit(0);
+        }
+        ::close(ends[1]);
+        require(::read(ends[0], &value_, sizeof(value_)) == sizeof(value_), "a child failed");
+        ::close(ends[0]);
+    }
+    Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)), value_(other.value_) {}
+    ~Child() {
+        if (pid_ < 0) return;
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    uint64_t value() const { return value_; }
+    pid_t pid() const { return pid_; }
+
+private:
+    pid_t pid_ = -1;
+    uint64_t value_ = 0;
+};
+
+void ready(int fd, uint64_t value) {
+    require(::write(fd, &value, sizeof(value)) == sizeof(value), "write");
+    ::close(fd);
+}
+
+std::shared_ptr<const net::TlsServer> server_tls(bool tls) {
+    if (!tls) return nullptr;
+    return must(net::TlsServer::self_signed(g_folder), "certificate");
+}
+
+Target target_at(uint64_t port, bool tls) {
+    Target target;
+    target.endpoint.host = "127.0.0.1";
+    target.endpoint.port = static_cast<uint16_t>(port);
+    target.endpoint.tls = tls;
+    if (tls) {
+        net::ClientTrust trust;
+        trust.pin = server_tls(true)->pin();
+        target.tls = must(net::TlsClient::make(trust), "trust");
+    }
+    return target;
+}
+
+Child start_relay(bool tls) {
+    return Child([tls](int fd) {
+        RelayOptions options;
+        options.tls = server_tls(tls);
+        options.switchboard.connections_per_address_max = 100000;
+        options.switchboard.connections_max = 100000;
+        options.handshake.pending_per_address_max = 1024;
+        const auto relay =
+            must(Relay::start(must(net::parse_listen("127.0.0.1:0"), "listen"), options), "relay");
+        ready(fd, relay->port());
+        while (true) ::pause();
+    });
+}
+
+// COMPUTE is answered by a RESULT of the same size; PING by as many bulk frames as its token says.
+void serve(Node& node) {
+    const Bytes bulk(kBulkFrame, 1);
+    while (true) {
+        const auto message = node.stream.receive(in(std::chrono::hours(1)));
+        if (!message) return;
+        const auto frame = wire::decode_frame(*message);
+        if (!frame) return;
+        wire::FrameHeader header = frame->header;
+        if (header.type == FrameType::kCompute) {
+            ByteWriter head;
+            header.type = FrameType::kResult;
+            wire::append_header(head, header);
+            const std::span<const uint8_t> pieces[] = {head.data(), frame->payload};
+            if (!node.stream.enqueue(pieces) || !node.stream.flush_until(in(kPatience))) return;
+        } else if (header.type == FrameType::kPing && frame->payload.size() == 8) {
+            const uint64_t count = ByteReader(frame->payload).u64();
+            header.type = FrameType::kResult;
+            header.payload_bytes = bulk.size();
+            for (uint64_t i = 0; i < count; ++i) {
+                ByteWriter head;
+                wire::append_header(head, header);
+                const std::span<const uint8_t> pieces[] = {head.data(), bulk};
+                if (!node.stream.enqueue(pieces) || !node.stream.flush_until(in(kPatience))) return;
+            }
+        }
+    }
+}
+
+// A server without a relay: one connection after the other.
+Child start_direct(bool tls) {
+    return Child([tls](int fd) {
+        std::mutex mu;
+        std::condition_variable wake;
+        std::vector<net::MessageStream> streams;
+        net::ListenerOptions options;
+        options.tls = server_tls(tls);
+        const auto listener = must(net::Listener::make(
+                                       must(net::parse_listen("127.0.0.1:0"), "listen"),
+                                       [&](net::MessageStream stream, std::string) {
+                                           const std::lock_guard lock(mu);
+                                           streams.push_back(std::move(stream));
+                                           wake.notify_one();
+                                       },
+                                       std::move(options)),
+                                   "listener");
+        ready(fd, listener->port());
+        while (true) {
+            std::unique_lock lock(mu);
+            wake.wait(lock, [&] { return !streams.empty(); });
+            Node node(std::move(streams.back()));
+            streams.pop_back();
+            lock.unlock();
+            serve(node);
+        }
+    });
+}
+
+Child start_worker(const Target& target) {
+    return Child([target](int fd) {
+        Node node = Node::attach(target, Role::kWorker);
+        ready(fd, 1);
+        serve(node);
+    });
+}
+
+// ---- nginx ----
+
+bool have_nginx() {
+    return ::access("/usr/sbin/nginx", X_OK) == 0 &&
+           ::access("/usr/lib/nginx/modules/ngx_stream_module.so", R_OK) == 0;
+}
+
+uint16_t free_port() {
+    return must(net::Listener::make(must(net::parse_listen("127.0.0.1:0"), "listen"),
+                                    [](net::MessageStream, std::string) {}),
+                "a port")
+        ->port();
+}
+
+Child start_nginx(uint16_t port, uint64_t upstream, bool tls) {
+    const std::string prefix = g_folder + (tls ? "/nginx_tls" : "/nginx_plain");
+    ::mkdir(prefix.c_str(), 0700);
+    std::ofstream conf(prefix + "/nginx.conf");
+    conf << "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n"
+         << "daemon off; master_process off; worker_processes 1; pid " << prefix << "/pid;\n"
+         << "error_log " << prefix << "/error.log warn;\nevents { worker_connections 1024; }\n"
+         << "stream { server { listen 127.0.0.1:" << port << (tls ? " ssl" : "")
+         << "; tcp_nodelay on;\n"
+         << "proxy_pass 127.0.0.1:" << upstream << ";\n";
+    if (tls) {
+        conf << "ssl_certificate " << g_folder << "/dev-cert.pem; ssl_certificate_key " << g_folder
+             << "/dev-key.pem; ssl_protocols TLSv1.3;\n";
+    }
+    conf << "} }\n";
+    conf.close();
+    return Child([prefix](int fd) {
+        ready(fd, 1);
+        const std::string file = prefix + "/nginx.conf";
+        ::execl("/usr/sbin/nginx", "nginx", "-p", prefix.c_str(), "-c", file.c_str(), nullptr);
+        ::_exit(1);
+    });
+}
+
+// ---- measuring ----
+
+struct Path {
+    std::string name;
+    Node client;
+    uint16_t peer = 0;
+    std::vector<double> us;
+    double bulk_bytes = 0;
+    double bulk_seconds = 0;
+};
+
+Node dial_patiently(const Target& target) {
+    const auto end = net::Clock::now() + std::chrono::seconds(10);
+    while (true) {
+        auto dialed = net::dial(target.endpoint, {}, {}, target.tls);
+        if (dialed) return Node(std::move(*dialed));
+        require(net::Clock::now() < end, dialed.error().detail.c_str());
+        ::usleep(20000);
+    }
+}
+
+double exchange(Path& path, const Bytes& payload, uint32_t id) {
+    const Bytes frame = make_frame(FrameType::kCompute, path.peer, id, payload);
+    const auto start = net::Clock::now();
+    require(path.client.stream.enqueue(frame) && path.client.stream.flush_until(in(kPatience)),
+            "send");
+    while (true) {
+        const auto got = path.client.stream.receive(in(kPatience));
+        require(got.has_value(), "receive");
+        if (got->size() == frame.size() && (*got)[0] == uint8_t(FrameType::kResult)) break;
+    }
+    return std::chrono::duration<double, std::micro>(net::Clock::now() - start).count();
+}
+
+void bulk(Path& path, uint64_t count) {
+    ByteWriter token;
+    token.u64(count);
+    const auto start = net::Clock::now();
+    path.client.say(make_frame(FrameType::kPing, path.peer, 1, token.data()));
+    for (uint64_t i = 0; i < count; ++i) {
+        const auto got = path.client.stream.receive(in(kPatience));
+        require(got.has_value() && got->size() == kBulkFrame + 16, "bulk");
+    }
+    path.bulk_seconds += std::chrono::duration<double>(net::Clock::now() - start).count();
+    path.bulk_bytes += static_cast<double>(count * kBulkFrame);
+}
+
+double quantile(std::vector<double> values, double q) {
+    std::sort(values.begin(), values.end());
+    return values.empty() ? 0 : values[static_cast<size_t>(q * (values.size() - 1))];
+}
+
+uint64_t resident_kib(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+    std::string word;
+    while (file >> word) {
+        uint64_t value = 0;
+        if (word == "VmRSS:" && file >> value) return value;
+    }
+    return 0;
+}
+
+// ---- the report ----
+
+class Report {
+public:
+    void number(const std::string& name, double value, const char* format = "%.1f") {
+        char text[64];
+        std::snprintf(text, sizeof(text), format, value);
+        std::printf("  %-34s %12s\n", name.c_str(), text);
+        std::fflush(stdout);
+        json_ += (json_.empty() ? "" : ",\n") + std::string("  \"") + name + "\": " + text;
+    }
+    void head(const char* text) { std::printf("%s\n", text); }
+    std::string json() const { return "{\n" + json_ + "\n}\n"; }
+
+private:
+    std::string json_;
+};
+
+struct Options {
+    double seconds = 4;
+    uint32_t idle = 10000;
+    std::string json;
+    bool nginx = true;
+};
+
+void compare(bool tls, const Options& options, Report& report) {
+    const std::string suffix = tls ? "_tls" : "_plain";
+    const Child direct = start_direct(tls);
+    const Child plain_origin = start_direct(false);  // behind nginx
+    const Child relay = start_relay(tls);
+    const Target at_relay = target_at(relay.value(), tls);
+    const Child worker = start_worker(at_relay);
+    std::vector<Path> paths;
+    paths.push_back({"direct", dial_patiently(target_at(direct.value(), tls)), 0, {}});
+    paths.push_back({"relay", Node::attach(at_relay, Role::kBackbone), 0, {}});
+    paths.back().peer = paths.back().client.peer();
+    std::optional<Child> nginx;
+    if (options.nginx && have_nginx()) {
+        const uint16_t port = free_port();
+        nginx.emplace(start_nginx(port, plain_origin.value(), tls));
+        paths.push_back({"nginx", dial_patiently(target_at(port, tls)), 0, {}});
+    }
+    const Bytes payload(kSmall, 7);
+    uint32_t id = 0;
+    for (Path& path : paths) {
+        for (int i = 0; i < 300; ++i) (void)exchange(path, payload, ++id);
+        bulk(path, 40);
+        path.bulk_bytes = path.bulk_seconds = 0;
+    }
+    const auto end = net::Clock::now() + std::chrono::duration<double>(options.seconds);
+    while (net::Clock::now() < end) {
+        for (Path& path : paths) {
+            for (int i = 0; i < 300; ++i) path.us.push_back(exchange(path, payload, ++id));
+        }
+        for (Path& path : paths) bulk(path, 200);
+    }
+    report.head(tls ? "TLS" : "plain");
+    for (const Path& path : paths) {
+        report.number(path.name + suffix + "_p50_us", quantile(path.us, 0.5));
+        report.number(path.name + suffix + "_p99_us", quantile(path.us, 0.99));
+        report.number(path.name + suffix + "_bulk_mb_s", path.bulk_bytes / path.bulk_seconds / 1e6);
+    }
+    const double added = quantile(paths[1].us, 0.5) - quantile(paths[0].us, 0.5);
+    report.number("relay" + suffix + "_added_round_trip_us", added);
+    report.number("relay" + suffix + "_added_per_hop_us", added / 2);  // there, and back
+    if (paths.size() > 2) {
+        report.number("relay" + suffix + "_bulk_of_nginx",
+                      (paths[1].bulk_bytes / paths[1].bulk_seconds) /
+                          (paths[2].bulk_bytes / paths[2].bulk_seconds),
+                      "%.2f");
+    }
+}
+
+void idle(bool tls, const Options& options, Report& report) {
+    const Child relay = start_relay(tls);
+    const Target target = target_at(relay.value(), tls);
+    { (void)Node::attach(target, Role::kWorker); }
+    const uint64_t before = resident_kib(relay.pid());
+    // In two processes, so that no process needs more than half of the descriptors.
+    std::vector<Child> crowds;
+    for (int i = 0; i < 2; ++i) {
+        crowds.emplace_back([&](int fd) {
+            rlimit limit = {};
+            ::getrlimit(RLIMIT_NOFILE, &limit);
+            limit.rlim_cur = limit.rlim_max;
+            ::setrlimit(RLIMIT_NOFILE, &limit);
+            std::vector<Node> nodes;
+            for (uint32_t n = 0; n < options.idle / 2; ++n) {
+                nodes.push_back(Node::attach(target, Role::kWorker));
+                nodes.back().stream.release_idle_buffers();
+            }
+            ready(fd, nodes.size());
+            while (true) ::pause();
+        });
+    }
+    // The relay gives buffers back two seconds after the last byte.
+    uint64_t after = resident_kib(relay.pid());
+    for (int i = 0; i < 30; ++i) {
+        ::usleep(100000);
+        after = resident_kib(relay.pid());
+    }
+    const std::string name = tls ? "idle_tls_" : "idle_plain_";
+    report.number(name + "nodes", crowds[0].value() + crowds[1].value(), "%.0f");
+    report.number(name + "relay_mb", static_cast<double>(after) * 1024 / 1e6);
+    report.number(name + "kib_per_node", static_cast<double>(after - before) / options.idle,
+                  "%.2f");
+}
+
+std::vector<double> healthy(Path& path, double seconds) {
+    std::vector<double> us;
+    const Bytes payload(kSmall, 7);
+    const auto end = net::Clock::now() + std::chrono::duration<double>(seconds);
+    while (net::Clock::now() < end) us.push_back(exchange(path, payload, 1));
+    return us;
+}
+
+// Hostile parties run niced: what is measured is the relay's fairness, not the kernel's.
+void fairness(const Options& options, Report& report) {
+    const Child relay = start_relay(false);
+    const Target target = target_at(relay.value(), false);
+    const Child worker = start_worker(target);
+    Path path{"relay", Node::attach(target, Role::kBackbone), 0, {}};
+    path.peer = path.client.peer();
+    (void)healthy(path, 0.5);
+    const auto alone = healthy(path, options.seconds);
+    std::vector<double> beside_flooder, beside_slow;
+    {
+        const Child flooder([&](int fd) {
+            (void)!::nice(19);
+            Node sink = Node::attach(target, Role::kBackbone);
+            // One process, two ends: everything it sends it reads.
+            Node source = Node::attach(target, Role::kWorker);
+            uint16_t peer = 0;
+            while (peer == 0) {
+                const auto up = must(source.next_peer(), "peer");
+                if (up.generation == sink.attached.generation) peer = up.handle;
+            }
+            ready(fd, 1);
+            const Bytes frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
+            while (true) {
+                if (!source.stream.wants_write()) (void)source.stream.enqueue(frame);
+                (void)source.stream.flush();
+                if (!sink.stream.try_receive()) ::_exit(1);
+            }
+        });
+        beside_flooder = healthy(path, options.seconds);
+    }
+    {
+        const Child slow([&](int fd) {
+            (void)!::nice(19);
+            Node sink = Node::attach(target, Role::kBackbone);  // never reads again
+            Node source = Node::attach(target, Role::kWorker);
+            uint16_t peer = 0;
+            while (peer == 0) {
+                const auto up = must(source.next_peer(), "peer");
+                if (up.generation == sink.attached.generation) peer = up.handle;
+            }
+            ready(fd, 1);
+            const Bytes frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
+            while (source.stream.enqueue(frame) && source.stream.flush_until(in(kPatience))) {
+            }
+            while (true) ::pause();
+        });
+        beside_slow = healthy(path, options.seconds);
+    }
+    report.head("fairness");
+    report.number("healthy_alone_p50_us", quantile(alone, 0.5));
+    report.number("healthy_alone_p99_us", quantile(alone, 0.99));
+    report.number("healthy_beside_flooder_p50_us", quantile(beside_flooder, 0.5));
+    report.number("healthy_beside_flooder_p99_us", quantile(beside_flooder, 0.99));
+    report.number("healthy_beside_slow_p50_us", quantile(beside_slow, 0.5));
+    report.number("healthy_beside_slow_p99_us", quantile(beside_slow, 0.99));
+    report.number("flooder_p99_ratio", quantile(beside_flooder, 0.99) / quantile(alone, 0.99),
+                  "%.2f");
+    report.number("slow_p99_ratio", quantile(beside_slow, 0.99) / quantile(alone, 0.99), "%.2f");
+}
+
+Options parse(int argc, char** argv) {
+    Options options;
+    for (int i = 1; i < argc; ++i) {
+        const std::string flag = argv[i];
+        const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+        if (flag == "--no-nginx") {
+            options.nginx = false;
+        } else if (value == nullptr) {
+            std::fprintf(stderr, "relay_bench: unknown flag %s, or it lacks its value\n", argv[i]);
+            std::exit(2);
+        } else {
+            if (flag == "--seconds") options.seconds = std::atof(value);
+            if (flag == "--idle") options.idle = static_cast<uint32_t>(std::atoi(value));
+            if (flag == "--json") options.json = value;
+            ++i;
+        }
+    }
+    return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const Options options = parse(argc, argv);
+    char folder[] = "/tmp/relay_bench_XXXXXX";
+    require(::mkdtemp(folder) != nullptr, "mkdtemp");
+    g_folder = folder;
+    (void)server_tls(true);  // made once, before the children
+    if (options.nginx && !have_nginx()) {
+        std::printf("nginx with its stream module is not installed: left out\n");
+    }
+    Report report;
+    compare(false, options, report);
+    compare(true, options, report);
+    fairness(options, report);
+    if (options.idle != 0) {
+        report.head("idle");
+        idle(false, options, report);
+        idle(true, options, report);
+    }
+    if (!options.json.empty()) {
+        std::ofstream(options.json) << report.json();
+    } else {
+        std::printf("%s", report.json().c_str());
+    }
+    (void)!std::system(("rm -rf " + g_folder).c_str());
+    return 0;
+}
