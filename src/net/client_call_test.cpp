@@ -255,6 +255,7 @@ TEST_F(CallTest, ThePinAloneDecides) {
     // Nothing but what was accepted was ever asked.
     EXPECT_EQ(origin.requests().size(), 2u);
     EXPECT_EQ(odd.requests().size(), 2u);
+    ASSERT_FALSE(errors_.empty());
     EXPECT_NE(errors_.back().find("not the pinned one"), std::string::npos);
 }
 
