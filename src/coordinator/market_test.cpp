@@ -360,7 +360,8 @@ TEST_F(MarketTest, RevokedNodesAreOut) {
     const uint64_t serial = market_->open_token(node.token)->serial;
     ASSERT_EQ(node.renew().status, 200);
     const std::string id = to_hex(market_->model_id());
-    const auto& tensor = model().banks.at(0).tensors.at(0);
+    const moe::Model toy = model();
+    const auto& tensor = toy.banks.at(0).tensors.at(0);
     const std::string range =
         "bytes=" + std::to_string(tensor.offset) + "-" + std::to_string(tensor.offset + 9);
     // One request is under way.
