@@ -2,7 +2,8 @@
 //
 // A Listener (net/upgrade.hpp) with a handler answers plain HTTP on the same port as WebSocket
 // upgrades, TLS or not, with keep-alive. A handler runs on the listener's thread and must not
-// block: it may answer at once or later, from any thread, exactly once. File bodies are sent in
+// block: it may answer at once or later, from any thread, exactly once (who drops every copy of
+// Respond without an answer, or throws, makes it a 500). File bodies are sent in
 // pieces of at most 256 KiB, so a slow reader costs no memory; a reader slower than the deadline is
 // dropped.
 //
@@ -37,7 +38,9 @@ struct HttpLimits {
 
 struct HttpRequest {
     std::string method;  // "GET"
-    std::string path;    // percent-decoded, without query; no "..", no empty or "." parts
+    // Percent-decoded, without query; no "..", no empty or "." parts, no control characters (400);
+    // a slash at the end is dropped.
+    std::string path;
     std::map<std::string, std::string> query;    // decoded; the first one of a name counts
     std::map<std::string, std::string> headers;  // names in lower case; the first of a name counts
     std::string body;
@@ -61,7 +64,8 @@ struct HttpResponse {
     std::optional<FileBody> file;  // in place of body
     std::vector<std::pair<std::string, std::string>> headers;
     // Called once when the last byte was handed to the kernel, or the client was dropped: how many
-    // bytes of the body were sent. On the listener's thread.
+    // bytes of the body were sent. On the listener's thread; not when the listener has gone before
+    // the answer.
     std::function<void(uint64_t bytes_sent)> on_sent;
 };
 

@@ -1,11 +1,12 @@
 // Dialing out and accepting in: TCP + HTTP upgrade to WebSocket, then a MessageStream.
 //
-// Used by the worker (dial) and the backbone's hub (Listener). This is the only part that needs
-// Beast (HTTP parsing); whatever arrived behind the upgrade request or response is handed on as the
-// stream's leftover. Subprotocol "kvasir.1" is required both ways; any path under "/kvasir" is
-// accepted. Without a handler GET /healthz gets 200 and other plain HTTP 426; garbage gets a close.
+// Used by the worker (dial), and by who is dialed (Listener). Whatever arrived behind the upgrade
+// request or response is handed on as the stream's leftover, also out of the same TLS record. Who
+// speaks TLS to a plain port, or anything else to a TLS port, gets a quick close. Subprotocol
+// "kvasir.1" is required both ways; any path under "/kvasir" is accepted. Without a handler GET
+// /healthz gets 200 and other plain HTTP 426; garbage gets a close.
 //
-// Limits: HandshakeLimits; all within the deadline.
+// Limits: HandshakeLimits; all within the deadline, TLS included.
 #pragma once
 
 #include <chrono>
