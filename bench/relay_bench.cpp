@@ -1,11 +1,12 @@
 // What a relay costs, beside a direct connection and beside nginx as a TCP proxy, in one run.
 //
-//   relay_bench [--seconds S] [--idle N] [--json FILE] [--no-nginx]
+//   relay_bench [--seconds S] [--idle N] [--json FILE] [--no-nginx] [--only paths|fairness|idle]
 //
 //   latency   4 KB request, 4 KB answer: direct, through the relay, through nginx; plain and TLS
 //   bulk      256 KiB frames one way over the same paths
 //   idle      memory of a relay with N attached nodes that say nothing; plain and TLS
-//   fairness  p99 of a healthy pair alone, beside a flooder, beside a reader that stopped
+//   fairness  p99 of a healthy pair alone, beside a flooder, beside a flood through another relay
+//             (what the machine costs), beside a reader that stopped
 //
 // Every party is a process of its own. Paths take turns within a run, so that a busy machine is
 // unfair to none. nginx terminates TLS and forwards plain bytes (one worker); it needs nginx and
@@ -304,7 +305,7 @@ private:
 struct Options {
     double seconds = 4;
     uint32_t idle = 10000;
-    std::string json;
+    std::string json, only;
     bool nginx = true;
 };
 
@@ -399,6 +400,46 @@ std::vector<double> healthy(Path& path, double seconds) {
     return us;
 }
 
+// A worker and a backbone in one process: what the one sends, the other reads or does not.
+struct HostilePair {
+    explicit HostilePair(const Target& target)
+        : sink(Node::attach(target, Role::kBackbone)), source(Node::attach(target, Role::kWorker)) {
+        uint16_t peer = 0;
+        while (peer == 0) {
+            const auto up = must(source.next_peer(), "peer");
+            if (up.generation == sink.attached.generation) peer = up.handle;
+        }
+        frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
+    }
+    Node sink, source;
+    Bytes frame;
+};
+
+Child start_flooder(const Target& target) {
+    return Child([&](int fd) {
+        (void)!::nice(19);
+        HostilePair pair(target);
+        ready(fd, 1);
+        while (true) {
+            if (!pair.source.stream.wants_write()) (void)pair.source.stream.enqueue(pair.frame);
+            (void)pair.source.stream.flush();
+            if (!pair.sink.stream.try_receive()) ::_exit(1);
+        }
+    });
+}
+
+Child start_slow(const Target& target) {
+    return Child([&](int fd) {
+        (void)!::nice(19);
+        HostilePair pair(target);
+        ready(fd, 1);
+        auto& stream = pair.source.stream;
+        while (stream.enqueue(pair.frame) && stream.flush_until(in(kPatience))) {
+        }
+        while (true) ::pause();
+    });
+}
+
 // Hostile parties run niced: what is measured is the relay's fairness, not the kernel's.
 void fairness(const Options& options, Report& report) {
     const Child relay = start_relay(false);
@@ -408,44 +449,18 @@ void fairness(const Options& options, Report& report) {
     path.peer = path.client.peer();
     (void)healthy(path, 0.5);
     const auto alone = healthy(path, options.seconds);
-    std::vector<double> beside_flooder, beside_slow;
+    std::vector<double> beside_flooder, beside_slow, beside_other;
     {
-        const Child flooder([&](int fd) {
-            (void)!::nice(19);
-            Node sink = Node::attach(target, Role::kBackbone);
-            // One process, two ends: everything it sends it reads.
-            Node source = Node::attach(target, Role::kWorker);
-            uint16_t peer = 0;
-            while (peer == 0) {
-                const auto up = must(source.next_peer(), "peer");
-                if (up.generation == sink.attached.generation) peer = up.handle;
-            }
-            ready(fd, 1);
-            const Bytes frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
-            while (true) {
-                if (!source.stream.wants_write()) (void)source.stream.enqueue(frame);
-                (void)source.stream.flush();
-                if (!sink.stream.try_receive()) ::_exit(1);
-            }
-        });
+        const Child flooder = start_flooder(target);
         beside_flooder = healthy(path, options.seconds);
     }
+    {  // the same load on the machine, but not on this relay
+        const Child other = start_relay(false);
+        const Child flooder = start_flooder(target_at(other.value(), false));
+        beside_other = healthy(path, options.seconds);
+    }
     {
-        const Child slow([&](int fd) {
-            (void)!::nice(19);
-            Node sink = Node::attach(target, Role::kBackbone);  // never reads again
-            Node source = Node::attach(target, Role::kWorker);
-            uint16_t peer = 0;
-            while (peer == 0) {
-                const auto up = must(source.next_peer(), "peer");
-                if (up.generation == sink.attached.generation) peer = up.handle;
-            }
-            ready(fd, 1);
-            const Bytes frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
-            while (source.stream.enqueue(frame) && source.stream.flush_until(in(kPatience))) {
-            }
-            while (true) ::pause();
-        });
+        const Child slow = start_slow(target);
         beside_slow = healthy(path, options.seconds);
     }
     report.head("fairness");
@@ -453,10 +468,14 @@ void fairness(const Options& options, Report& report) {
     report.number("healthy_alone_p99_us", quantile(alone, 0.99));
     report.number("healthy_beside_flooder_p50_us", quantile(beside_flooder, 0.5));
     report.number("healthy_beside_flooder_p99_us", quantile(beside_flooder, 0.99));
+    report.number("healthy_beside_other_flood_p50_us", quantile(beside_other, 0.5));
+    report.number("healthy_beside_other_flood_p99_us", quantile(beside_other, 0.99));
     report.number("healthy_beside_slow_p50_us", quantile(beside_slow, 0.5));
     report.number("healthy_beside_slow_p99_us", quantile(beside_slow, 0.99));
     report.number("flooder_p99_ratio", quantile(beside_flooder, 0.99) / quantile(alone, 0.99),
                   "%.2f");
+    report.number("flooder_p99_of_other_flood",
+                  quantile(beside_flooder, 0.99) / quantile(beside_other, 0.99), "%.2f");
     report.number("slow_p99_ratio", quantile(beside_slow, 0.99) / quantile(alone, 0.99), "%.2f");
 }
 
@@ -474,6 +493,7 @@ Options parse(int argc, char** argv) {
             if (flag == "--seconds") options.seconds = std::atof(value);
             if (flag == "--idle") options.idle = static_cast<uint32_t>(std::atoi(value));
             if (flag == "--json") options.json = value;
+            if (flag == "--only") options.only = value;
             ++i;
         }
     }
@@ -492,10 +512,12 @@ int main(int argc, char** argv) {
         std::printf("nginx with its stream module is not installed: left out\n");
     }
     Report report;
-    compare(false, options, report);
-    compare(true, options, report);
-    fairness(options, report);
-    if (options.idle != 0) {
+    if (options.only.empty() || options.only == "paths") {
+        compare(false, options, report);
+        compare(true, options, report);
+    }
+    if (options.only.empty() || options.only == "fairness") fairness(options, report);
+    if (options.idle != 0 && (options.only.empty() || options.only == "idle")) {
         report.head("idle");
         idle(false, options, report);
         idle(true, options, report);
