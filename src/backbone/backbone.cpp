@@ -39,6 +39,8 @@ public:
         if (!engine) return tl::unexpected(engine.error());
         verifier_ = std::make_unique<Verifier>(*replica_, board_, std::move(*engine),
                                                options_.exact_strict);
+        if (!verifier_->works())
+            return fail(Errc::kEnvironment, "the backbone cannot start: too many open files");
         HubOptions hub_options;
         hub_options.listen = options_.listen;
         hub_options.listener = options_.listener;
@@ -90,7 +92,11 @@ public:
             log(LogLevel::kError, "backbone", engine.error().detail);
             return nullptr;
         }
-        return std::make_unique<SwarmLane>(*replica_, board_, stats_, std::move(*engine));
+        auto lane = std::make_unique<SwarmLane>(*replica_, board_, stats_, std::move(*engine));
+        if (lane->works()) return lane;
+        log(LogLevel::kError, "backbone",
+            "too many open files (ulimit -n): experts of this context are computed here");
+        return nullptr;
     }
 
     double coverage() const override {

@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <random>
 #include <utility>
 
-#include "base/check.hpp"
 #include "base/log.hpp"
 #include "wire/messages.hpp"
 
@@ -41,15 +42,15 @@ Hub::Hub(HubOptions options, Replica& replica, RosterBoard& board, Verifier& ver
       board_(board),
       verifier_(verifier),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-      event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    KVASIR_CHECK(epoll_ && event_);
-    watch(epoll_.get(), EPOLL_CTL_ADD, event_.get(), kEventTag, EPOLLIN);
-}
+      event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 Result<std::unique_ptr<Hub>> Hub::make(HubOptions options, Replica& replica, RosterBoard& board,
                                        Verifier& verifier) {
     std::unique_ptr<Hub> hub(new Hub(std::move(options), replica, board, verifier));
     Hub* self = hub.get();
+    if (!hub->epoll_ || !hub->event_)
+        return fail(Errc::kEnvironment, std::string("the hub cannot start: ") + strerror(errno));
+    watch(hub->epoll_.get(), EPOLL_CTL_ADD, hub->event_.get(), kEventTag, EPOLLIN);
     if (!self->options_.listen.empty()) {
         auto endpoint = net::parse_listen(self->options_.listen);
         if (!endpoint) return tl::unexpected(endpoint.error());
@@ -185,6 +186,10 @@ void Hub::take_incoming() {
         make_room();
         const uint64_t tag = next_tag_++;
         const int fd = incoming.stream.fd();
+        net::MessageLimits before_hello = options_.listener.messages;
+        before_hello.message_bytes_max =
+            std::min(before_hello.message_bytes_max, options_.limits.join_bytes_max);
+        incoming.stream.set_limits(before_hello);
         Joining joining{std::move(incoming.stream),
                         net::Clock::now() + options_.limits.hello_deadline,
                         std::move(incoming.address), false, make_nonce()};
@@ -211,6 +216,7 @@ void Hub::take_relay(Incoming incoming) {
 Hub::LinkState& Hub::make_link(uint64_t tag, Link::Kind kind, net::MessageStream stream,
                                std::string address) {
     LinkState state;
+    if (kind != Link::Kind::kRelay) stream.set_limits(options_.listener.messages);
     state.link = std::make_shared<Link>(tag, kind, std::move(stream), std::move(address),
                                         epoll_.get(), event_.get());
     return links_.emplace(tag, std::move(state)).first->second;

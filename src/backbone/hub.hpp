@@ -22,6 +22,7 @@
 #include "backbone/replica.hpp"
 #include "backbone/roster.hpp"
 #include "backbone/verifier.hpp"
+#include "base/log_budget.hpp"
 #include "net/upgrade.hpp"
 
 namespace kvasir::backbone {
@@ -32,6 +33,7 @@ struct HubLimits {
     std::chrono::milliseconds silence_max{60000};   // then the worker is gone
     std::chrono::milliseconds probe_interval{200};  // of a suspect worker
     size_t sessions_max = 4096;
+    uint64_t join_bytes_max = 256 << 10;  // of a message before the HELLO; it has 4,096 segments
     size_t joining_max = 256;  // connections without a HELLO; the longest waiting one makes room
 };
 
@@ -129,6 +131,7 @@ private:
 
     // Hub thread only.
     std::map<uint64_t, Joining> joining_;
+    LogBudget refusals_{10};
     std::map<uint64_t, LinkState> links_;
     uint64_t next_tag_ = 1;      // of connections
     uint64_t next_session_ = 1;  // a worker's generation

@@ -86,7 +86,10 @@ Status Hub::join_step(uint64_t tag, Joining& joining, bool& joined) {
 }
 
 void Hub::refuse(Joining& joining, const Error& error) {
-    log(LogLevel::kWarn, "hub", "refused " + joining.address + ": " + error.detail);
+    if (refusals_.take(net::Clock::now())) {
+        log(LogLevel::kWarn, "hub",
+            "refused " + joining.address + ": " + error.detail + refusals_.left_out());
+    }
     if (joining.stream.closed()) return;
     (void)joining.stream.enqueue(wire::encode_error({error.code, error.detail}, 0));
     joining.stream.close(error.code == Errc::kProtocol ? 1002 : 1008);

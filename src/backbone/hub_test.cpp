@@ -1,8 +1,11 @@
 // Joining: who may, who may not, and what they are told; the numeric challenge.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <vector>
 
+#include "backbone/hub.hpp"
 #include "backbone/swarm_testing.hpp"
 
 namespace kvasir::backbone::testing {
@@ -170,6 +173,32 @@ TEST(Join, GarbageIsToldAndClosed) {
     EXPECT_TRUE(swarm.covered());
 }
 
+// A stranger must not make the backbone keep megabytes for it.
+TEST(Join, AMessageLongerThanAnyHelloIsRefusedBeforeItHasArrived) {
+    ToySwarm swarm;
+    for (const bool with_role : {false, true}) {
+        auto stream = dial(swarm.backbone().port());
+        const uint8_t role[] = {'W'};
+        if (with_role) {
+            ASSERT_TRUE(stream.enqueue(role));
+        }
+        const std::vector<uint8_t> large(HubLimits{}.join_bytes_max + 1);
+        ASSERT_TRUE(stream.enqueue(large));
+        auto message = stream.receive(net::Clock::now() + 5s);
+        ASSERT_FALSE(message);
+        EXPECT_NE(message.error().detail.find("1009"), std::string::npos) << message.error().detail;
+    }
+    // A HELLO with as many segments as there may be is not too long.
+    wire::Hello hello;
+    hello.segments.resize(wire::kSegmentsMax);
+    hello.name = hello.build.software = hello.build.engine = hello.build.isa =
+        std::string(1024, 'x');
+    hello.build.compiler = hello.build.kernels = hello.name;
+    EXPECT_LE(wire::encode_hello(hello).size(), HubLimits{}.join_bytes_max);
+    auto worker = swarm.worker(0, 8);
+    EXPECT_TRUE(swarm.covered());  // the answers of its challenge are under other limits
+}
+
 // Connections that say nothing make room for a worker that does.
 TEST(Join, ThreeHundredSilentConnectionsDoNotKeepAWorkerOut) {
     ToySwarm swarm;
@@ -274,6 +303,36 @@ TEST(Challenge, IsNoLargerThanTheWorkerTakes) {
 }
 
 // ---- the roster ---------------------------------------------------------------------------------
+
+TEST(Start, TooFewDescriptorsAreAnErrorAndNoCrash) {
+    (void)ToySwarm();  // what is opened once a process is open
+    rlimit before{};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const int first_free = dup(STDIN_FILENO);
+    ASSERT_GE(first_free, 0);
+    close(first_free);
+    Options options;
+    options.model_path = toy_file().path;
+    options.cache_dir = toy_file().cache;
+    options.listen = "127.0.0.1:0";
+    int failed = 0;
+    bool started = false;
+    for (rlim_t more = 0; more < 40 && !started; ++more) {
+        const rlimit few{static_cast<rlim_t>(first_free) + more, before.rlim_max};
+        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+        auto backbone = Backbone::start(options);
+        if (!backbone) {
+            EXPECT_EQ(backbone.error().code, Errc::kEnvironment) << backbone.error().detail;
+            ++failed;
+        } else {
+            started = true;
+            (void)(*backbone)->open_lane();  // null, or a lane
+        }
+    }
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    EXPECT_TRUE(started);
+    EXPECT_GT(failed, 3);
+}
 
 TEST(Start, WrongModelsAndAddressesAreNamed) {
     Options options;

@@ -28,6 +28,7 @@ public:
               std::unique_ptr<engine::ExpertEngine> engine);
     ~SwarmLane() override;
 
+    bool works() const { return mailbox_.works(); }  // no: out of descriptors
     Result<bool> compute(const LayerBatch& batch) override;
     void note_local(uint64_t pairs) override { stats_.add_local(pairs); }
     void set_threads(uint32_t threads) override;

@@ -28,6 +28,8 @@ struct Reply {
 class Mailbox {
 public:
     Mailbox();
+    // No, when the process is out of descriptors; it is then of no use.
+    bool works() const { return static_cast<bool>(event_); }
     int fd() const { return event_.get(); }
     void post(Reply reply);
     // Moves what has arrived into `out` (cleared first) and resets the descriptor.

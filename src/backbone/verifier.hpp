@@ -31,6 +31,7 @@ public:
     Verifier(Replica& replica, RosterBoard& board, std::unique_ptr<engine::ExpertEngine> engine,
              bool exact_strict);
     ~Verifier();
+    bool works() const { return mailbox_.works(); }  // no: out of descriptors
 
     // A worker joined: check all banks whose program is known.
     void add(std::shared_ptr<WorkerSession> session);

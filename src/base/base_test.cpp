@@ -3,6 +3,7 @@
 #include "base/bytes.hpp"
 #include "base/ids.hpp"
 #include "base/log.hpp"
+#include "base/log_budget.hpp"
 #include "base/result.hpp"
 
 namespace kvasir {
@@ -50,6 +51,18 @@ TEST(Bytes, ReadingPastTheEndFailsAndStaysFailed) {
 TEST(Printable, NeutralisesControlAndHighBytes) {
     EXPECT_EQ(printable("a\x1b[31m\nb\xff"), "a?[31m?b?");
     EXPECT_EQ(printable(std::string(300, 'x')).size(), 203u);
+}
+
+TEST(LogBudget, SoManyLinesASecondAndTheRestIsCounted) {
+    LogBudget budget(2);
+    const std::chrono::steady_clock::time_point start{std::chrono::hours(1)};
+    EXPECT_TRUE(budget.take(start));
+    EXPECT_TRUE(budget.take(start));
+    EXPECT_EQ(budget.left_out(), "");
+    for (int i = 0; i < 5; ++i) EXPECT_FALSE(budget.take(start + std::chrono::milliseconds(999)));
+    EXPECT_TRUE(budget.take(start + std::chrono::seconds(1)));
+    EXPECT_EQ(budget.left_out(), " (and 5 more like it before)");
+    EXPECT_EQ(budget.left_out(), "");
 }
 
 TEST(Ids, LayerKeyText) {

@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <random>
 #include <utility>
 
-#include "base/check.hpp"
 #include "base/log.hpp"
 #include "engine/runtime.hpp"
 #include "wire/attach.hpp"
@@ -63,7 +64,10 @@ Result<std::unique_ptr<Worker>> Worker::make(const Holding& holding, const Worke
     auto engine = engine::ExpertEngine::make(*device, options.threads);
     if (!engine) return tl::unexpected(engine.error());
     ExpertService service(holding, *device, std::move(*engine));
-    return std::unique_ptr<Worker>(new Worker(holding, options, *endpoint, std::move(service)));
+    std::unique_ptr<Worker> worker(new Worker(holding, options, *endpoint, std::move(service)));
+    if (!worker->wake_)
+        return fail(Errc::kEnvironment, std::string("the worker cannot start: ") + strerror(errno));
+    return worker;
 }
 
 Worker::Worker(const Holding& holding, WorkerOptions options, net::Endpoint endpoint,
@@ -74,7 +78,6 @@ Worker::Worker(const Holding& holding, WorkerOptions options, net::Endpoint endp
       service_(std::move(service)),
       watch_(options_.sleep_max),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    KVASIR_CHECK(wake_);
     std::random_device random;
     for (uint8_t& byte : node_) byte = static_cast<uint8_t>(random());
 }
