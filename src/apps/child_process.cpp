@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -31,8 +32,9 @@ void close_fd(int& fd) {
 
 // What the child runs between fork and exec: only async-signal-safe calls. Reports errno through
 // `status_fd` (closed by a successful exec).
-[[noreturn]] void become(const char* program, char* const* argv, int stderr_fd, int status_fd,
-                         int null_fd, pid_t parent, const cpu_set_t* cpus) {
+[[noreturn]] void become(const char* program, char* const* argv, char* const* environment,
+                         int stderr_fd, int status_fd, int null_fd, pid_t parent,
+                         const cpu_set_t* cpus) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127);  // it died before prctl
     if (cpus != nullptr) sched_setaffinity(0, sizeof(*cpus), cpus);
@@ -45,7 +47,7 @@ void close_fd(int& fd) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
-    execv(program, argv);
+    execve(program, argv, environment);
     const int error = errno;
     const ssize_t written = write(status_fd, &error, sizeof(error));
     _exit(written == sizeof(error) ? 127 : 126);
@@ -170,6 +172,17 @@ Result<ChildProcess> ChildProcess::start(const ChildOptions& options) {
         argv.push_back(const_cast<char*>(argument.c_str()));
     }
     argv.push_back(nullptr);
+    std::vector<char*> environment;
+    for (const std::string& variable : options.environment) {
+        environment.push_back(const_cast<char*>(variable.c_str()));
+    }
+    for (char** variable = environ; *variable != nullptr; ++variable) {
+        const std::string_view name(*variable, std::strcspn(*variable, "=") + 1);
+        const bool replaced = std::ranges::any_of(
+            options.environment, [&](const std::string& own) { return own.starts_with(name); });
+        if (!replaced) environment.push_back(*variable);
+    }
+    environment.push_back(nullptr);
     cpu_set_t cpus;
     CPU_ZERO(&cpus);
     if (options.cpu >= 0 && options.cpu < CPU_SETSIZE) CPU_SET(options.cpu, &cpus);
@@ -177,8 +190,8 @@ Result<ChildProcess> ChildProcess::start(const ChildOptions& options) {
     const pid_t pid = fork();
     if (pid < 0) return give_up(errno, "cannot start " + options.label);
     if (pid == 0) {
-        become(options.program.c_str(), argv.data(), errors[1], status[1], null_fd, parent,
-               options.cpu >= 0 ? &cpus : nullptr);
+        become(options.program.c_str(), argv.data(), environment.data(), errors[1], status[1],
+               null_fd, parent, options.cpu >= 0 ? &cpus : nullptr);
     }
     close_fd(errors[1]);
     close_fd(status[1]);

@@ -17,5 +17,7 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_worker(CLI::App& app, int& exit_code);
 void add_plugin_path(CLI::App& app, int& exit_code);
 void add_relay(CLI::App& app, int& exit_code);
+void add_market(CLI::App& app, int& exit_code);
+void add_up(CLI::App& app, int& exit_code);
 
 }  // namespace kvasir::apps

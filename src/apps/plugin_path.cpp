@@ -9,11 +9,10 @@
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
 #include "apps/local_workers.hpp"
+#include "apps/plugin_path.hpp"
 
 namespace kvasir::apps {
-namespace {
 
-// Beside the program as it is built or installed: bin/kvasir and lib/libggml-kvasir.so.
 Result<std::string> find_plugin() {
     const auto program = own_program();
     if (!program) return tl::unexpected(program.error());
@@ -26,8 +25,6 @@ Result<std::string> find_plugin() {
     return fail(Errc::kEnvironment,
                 "libggml-kvasir.so is not in ../lib or beside " + *program + "; run `./run build`");
 }
-
-}  // namespace
 
 void add_plugin_path(CLI::App& app, int& exit_code) {
     CLI::App* command =

@@ -13,6 +13,8 @@
 #include "apps/console.hpp"
 #include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
+#include "apps/generate_once.hpp"
+#include "apps/membership.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
 #include "base/log.hpp"
@@ -29,6 +31,7 @@ struct RunFlags {
     bool ignore_end = false;
     SwarmOptions swarm;
     std::string listen;
+    MembershipOptions member;
     std::string coverage = "100%";
     std::string exact = "strict";
     bool monolithic = false;
@@ -52,50 +55,28 @@ Status complete(RunFlags& flags) {
     flags.swarm.threads = flags.session.threads;
     flags.swarm.coverage = *coverage;
     flags.swarm.exact_strict = flags.exact == "strict";
-    flags.swarm.wait_outside = !flags.listen.empty();
-    if (!flags.listen.empty()) flags.swarm.listen = flags.listen;
+    flags.swarm.wait_outside = !flags.listen.empty() || !flags.member.url.empty();
+    if (!flags.listen.empty()) {
+        flags.swarm.listen = flags.listen;
+    } else if (!flags.member.url.empty() && flags.swarm.workers == 0) {
+        flags.swarm.listen.clear();  // behind NAT nobody could come in
+    }
+    if (flags.member.url.empty()) return {};
+    auto relay = enroll_backbone(flags.member);
+    if (!relay) return tl::unexpected(relay.error());
+    flags.swarm.relays.push_back(std::move(*relay));
     return {};
 }
 
-Result<generate::Session> open_ready(const RunFlags& flags) {
-    auto session = generate::Session::open(flags.session);
-    if (!session) return session;
-    if (const Status ready = session->prepare(flags.request); !ready) {
-        return tl::unexpected(ready.error());
-    }
-    return session;
-}
-
-void stream_text(std::string_view text) {
-    const std::string safe = terminal_text(text);
-    std::fwrite(safe.data(), 1, safe.size(), stdout);
-    std::fflush(stdout);
-}
-
-Result<RunOutcome> generate_once(const RunFlags& flags, Swarm* swarm) {
-    auto session = open_ready(flags);
+Result<RunOutcome> load_and_generate(const RunFlags& flags, Swarm* swarm) {
+    auto session = open_ready(flags.session, flags.request);
     if (!session) return tl::unexpected(session.error());
     if (swarm != nullptr) {
         if (const Status ready = swarm->wait_ready(); !ready) return tl::unexpected(ready.error());
-        swarm->reset_counters();
     }
-    generate::Request request = flags.request;
-    if (!flags.json) {
-        if (flags.echo) stream_text(request.prompt);
-        request.on_text = stream_text;
-    } else if (log_enabled(LogLevel::kDebug)) {
-        request.on_text = [](std::string_view text) {
-            log(LogLevel::kDebug, "text", printable(text));
-        };
-    }
-    auto generation = session->generate(request);
-    if (!flags.json) std::fputc('\n', stdout);
-    if (!generation) return tl::unexpected(generation.error());
-    RunOutcome outcome;
-    outcome.generation = std::move(*generation);
-    outcome.threads = flags.session.threads;
-    if (swarm != nullptr) outcome.swarm = swarm->report();
-    return outcome;
+    if (flags.echo && !flags.json) stream_text(flags.request.prompt);
+    return generate_once(*session, flags.request, flags.session.threads, swarm,
+                         flags.json ? Show::kJson : Show::kText);
 }
 
 void print_check(const RunOutcome& outcome, const generate::Generation& reference) {
@@ -123,7 +104,7 @@ Result<bool> run(RunFlags& flags) {
     // The reference's context is made before the KVASIR device exists: it stays plain llama.cpp.
     std::optional<generate::Session> reference;
     if (flags.check) {
-        auto session = open_ready(flags);
+        auto session = open_ready(flags.session, flags.request);
         if (!session) return tl::unexpected(session.error());
         reference.emplace(std::move(*session));
     }
@@ -132,9 +113,9 @@ Result<bool> run(RunFlags& flags) {
         auto started = Swarm::start(flags.swarm);
         if (!started) return tl::unexpected(started.error());
         swarm = std::move(*started);
-        if (flags.swarm.wait_outside) fmt::print(stderr, "listening on {}\n", swarm->address());
+        if (!flags.listen.empty()) fmt::print(stderr, "listening on {}\n", swarm->address());
     }
-    auto outcome = generate_once(flags, swarm.get());
+    auto outcome = load_and_generate(flags, swarm.get());
     if (!outcome) return tl::unexpected(outcome.error());
     if (swarm != nullptr) swarm->stop();
 
@@ -149,9 +130,7 @@ Result<bool> run(RunFlags& flags) {
     if (flags.json) fmt::print("{}\n", to_json(*outcome));
     if (!flags.json && flags.report) fmt::print("\n{}", to_table(*outcome));
     if (!flags.json && reference) print_check(*outcome, expected);
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-        return fail(Errc::kIo, "standard output: the reader is gone or the disk is full");
-    }
+    if (const Status written = flush_output(); !written) return tl::unexpected(written.error());
     return outcome->bit_exact.value_or(true);
 }
 
@@ -198,17 +177,24 @@ void add_flags(CLI::App& command, RunFlags& flags) {
         ->capture_default_str();
     auto* listen = command.add_option("--listen", flags.listen,
                                       "HOST:PORT where outside workers may join; wait for them");
+    auto* join =
+        command.add_option("--join", flags.member.url,
+                           "https://HOST:PORT of a market; workers come through its relay");
+    command.add_option("--invite", flags.member.invite, "a backbone's invite code of that market")
+        ->needs(join);
+    command.add_option("--state", flags.member.state_dir, "folder of this backbone's key")
+        ->needs(join);
+    command.add_option("--ca", flags.member.ca_file, "certificates to believe (PEM)")->needs(join);
     command
         .add_option("--wait-coverage", flags.coverage,
-                    "share of the experts that must be held before it starts")
-        ->needs(listen)
+                    "share of the experts that outside workers must hold before it starts")
         ->capture_default_str();
     command.add_option("--exact", flags.exact, "strict: only workers that give the same bits; any")
         ->check(CLI::IsMember({"strict", "any"}))
         ->capture_default_str();
     auto* check = command.add_flag("--check", flags.check,
                                    "compute it again with plain llama.cpp and compare the bits");
-    for (auto* other : {workers, listen, check}) monolithic->excludes(other);
+    for (auto* other : {workers, listen, join, check}) monolithic->excludes(other);
 
     auto* json = command.add_flag("--json", flags.json, "one JSON object in place of the text");
     command.add_flag("--report", flags.report, "a table after the text")->excludes(json);

@@ -31,6 +31,7 @@ public:
         backbone.model_path = options_.model_path;
         const bool wants_workers = options_.workers > 0 || options_.wait_outside;
         backbone.listen = wants_workers ? options_.listen : "";
+        backbone.relays = options_.relays;
         backbone.exact_strict = options_.exact_strict;
         backbone.local_threads = options_.threads;
         auto started = backbone::Backbone::start(backbone);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backbone/report.hpp"
+#include "backbone/uplink.hpp"
 #include "base/result.hpp"
 
 namespace kvasir::apps {
@@ -26,6 +27,7 @@ struct SwarmOptions {
     uint32_t threads = 1;                // the backbone's own, for experts that nobody holds
     std::string listen = "127.0.0.1:0";  // HOST:PORT of the hub; port 0: any free one
     bool wait_outside = false;           // wait for workers that somebody else starts
+    std::vector<backbone::UplinkOptions> relays;  // that outside workers may come through
     double coverage = 1.0;  // share of the experts that must be held before start() returns
     std::chrono::seconds coverage_timeout{
         0};                        // 0: without end for outside workers, a default for local ones

@@ -72,6 +72,11 @@ Status load_ggml() {
                     "' (./run build makes it; was llama.cpp built for another processor?)");
 }
 
+std::string ggml_folder() {
+    const std::string beside = folder_of_libggml();
+    return beside.empty() ? KVASIR_LLAMA_LIB : beside;
+}
+
 Result<ggml_backend_device*> find_device(const std::string& name) {
     if (name.empty()) {
         if (auto* cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) return cpu;

@@ -21,6 +21,8 @@ namespace kvasir::engine {
 // machine. Idempotent. GGML_BACKEND_PATH is ignored: it would load the plugin into the very program
 // that compares against plain llama.cpp. Errors: kEnvironment, saying where it looked.
 Status load_ggml();
+// The folder of ggml's libraries (and of llama.cpp's programs, where those were built).
+std::string ggml_folder();
 
 // The device named `name` (as ggml names it), or the CPU when empty. Errors: kUsage listing what
 // there is.

@@ -1,0 +1,138 @@
+#include "apps/api_server.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include <fmt/core.h>
+
+#include "apps/child_process.hpp"
+#include "apps/membership.hpp"
+#include "apps/plugin_path.hpp"
+#include "base/log.hpp"
+#include "engine/runtime.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+constexpr auto kTokenEvery = std::chrono::minutes(10);  // of an hour's life
+constexpr auto kStopTime = std::chrono::seconds(5);
+constexpr time_t kLookSeconds = 1;
+
+bool is_program(const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
+}
+
+// Only one of the same llama.cpp gives the bits that workers are checked against; the one beside
+// libllama is.
+Result<std::string> find_llama_server(const std::string& wanted) {
+    if (!wanted.empty()) return wanted;
+    const auto beside = std::filesystem::path(engine::ggml_folder()) / "llama-server";
+    if (is_program(beside)) return beside.string();
+    const char* path = std::getenv("PATH");
+    std::string folders = path != nullptr ? path : "";
+    while (!folders.empty()) {
+        const size_t colon = folders.find(':');
+        const auto candidate = std::filesystem::path(folders.substr(0, colon)) / "llama-server";
+        if (is_program(candidate)) return candidate.string();
+        folders = colon == std::string::npos ? "" : folders.substr(colon + 1);
+    }
+    return fail(Errc::kEnvironment,
+                "no llama-server is in " + beside.parent_path().string() +
+                    " or in PATH: name one of llama.cpp v0.5.0 with --llama-server");
+}
+
+// A reader finds the old token or the new one, never half of one.
+Status write_token(const std::string& path, const std::string& token) {
+    const std::string fresh = path + ".new";
+    const int fd = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    const bool written =
+        fd >= 0 && ::write(fd, token.data(), token.size()) == static_cast<ssize_t>(token.size());
+    const int error = errno;
+    if (fd >= 0) ::close(fd);
+    if (!written || ::rename(fresh.c_str(), path.c_str()) != 0) {
+        return fail(Errc::kEnvironment, printable(path) +
+                                            ": the token for llama-server cannot be "
+                                            "written: " +
+                                            std::strerror(written ? errno : error));
+    }
+    return {};
+}
+
+}  // namespace
+
+Status run_api_server(const ApiServerOptions& options, Servers& servers) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    const auto program = find_llama_server(options.program);
+    if (!program) return tl::unexpected(program.error());
+    const auto plugin = find_plugin();
+    if (!plugin) return tl::unexpected(plugin.error());
+    const auto listen = net::parse_listen(options.address);
+    if (!listen) return tl::unexpected(listen.error());
+    const auto state = make_state_dir(options.state_dir);
+    if (!state) return tl::unexpected(state.error());
+    const std::string key_path = *state + "/backbone.key";
+    auto made = crypto::load_or_make_key(key_path);
+    if (!made) return tl::unexpected(made.error());
+    const auto key = std::make_shared<const crypto::KeyPair>(std::move(*made));
+    const std::string token_path = *state + "/backbone.token";
+    if (Status ok = write_token(token_path, servers.backbone_credentials(key).token); !ok)
+        return ok;
+
+    ChildOptions child;
+    child.program = *program;
+    child.label = "llama-server";
+    child.arguments = {"-m",
+                       options.model_path,
+                       "--no-repack",
+                       "-t",
+                       std::to_string(options.threads),
+                       "--host",
+                       listen->host.empty() ? "0.0.0.0" : listen->host,
+                       "--port",
+                       std::to_string(listen->port)};
+    child.environment = {
+        "GGML_BACKEND_PATH=" + *plugin,
+        "KVASIR_MODEL=" + options.model_path,
+        "KVASIR_LISTEN=",
+        "KVASIR_RELAY=ws://127.0.0.1:" + std::to_string(servers.local_port()),
+        "KVASIR_KEY_FILE=" + key_path,
+        "KVASIR_TOKEN_FILE=" + token_path,
+        "KVASIR_EXACT=" + options.exact,
+    };
+    auto process = ChildProcess::start(child);
+    if (!process) return tl::unexpected(process.error());
+    fmt::print(stderr, "api: http://{}/v1\n", options.address);
+    auto next_token = net::Clock::now() + kTokenEvery;
+    const timespec look = {kLookSeconds, 0};
+    while (::sigtimedwait(&signals, nullptr, &look) <= 0) {
+        if (const auto ended = process->poll()) {
+            return fail(Errc::kClosed, "llama-server ended with " + ended->describe() + ": " +
+                                           process->last_words());
+        }
+        if (net::Clock::now() < next_token) continue;
+        next_token = net::Clock::now() + kTokenEvery;
+        if (Status ok = write_token(token_path, servers.backbone_credentials(key).token); !ok) {
+            log(LogLevel::kWarn, "up", ok.error().detail);
+        }
+    }
+    process->stop(kStopTime);
+    servers.drain(kStopTime);
+    return {};
+}
+
+}  // namespace kvasir::apps

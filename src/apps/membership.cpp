@@ -1,0 +1,142 @@
+#include "apps/membership.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "base/log.hpp"
+#include "crypto/token.hpp"
+#include "net/client.hpp"
+#include "worker/market_client.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string host_name() {
+    char name[256] = {};
+    return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "backbone";
+}
+
+// Asks the market for tokens; shared by all who attach with them.
+class Member {
+public:
+    Member(std::shared_ptr<const crypto::KeyPair> key, std::unique_ptr<net::HttpClient> http,
+           worker::MarketAddress address, std::string name)
+        : key_(std::move(key)),
+          http_(std::move(http)),
+          market_(*http_, std::move(address)),
+          name_(std::move(name)) {}
+
+    worker::MarketClient& market() { return market_; }
+
+    Status enroll(const std::optional<crypto::Invite>& invite) {
+        auto grant = invite ? market_.enroll(*invite, *key_, name_) : market_.renew(*key_);
+        if (!grant) return tl::unexpected(grant.error());
+        keep(*grant);
+        return {};
+    }
+
+    access::Credentials credentials() {
+        const std::lock_guard lock(mu_);
+        if (Clock::now() >= renew_at_) {
+            if (auto grant = market_.renew(*key_)) {
+                keep(*grant);
+            } else {
+                log(LogLevel::kWarn, "membership",
+                    "the token could not be renewed: " + grant.error().detail);
+            }
+        }
+        return {key_, token_, name_};
+    }
+
+private:
+    void keep(const worker::Grant& grant) {
+        token_ = grant.token;
+        renew_at_ = Clock::now() + grant.renew_in;
+    }
+
+    // Constant after construction.
+    const std::shared_ptr<const crypto::KeyPair> key_;
+    const std::unique_ptr<net::HttpClient> http_;
+    worker::MarketClient market_;  // used with mu_ held, or before others know this object
+    const std::string name_;
+    std::mutex mu_;
+    // Guarded by mu_.
+    std::string token_;
+    Clock::time_point renew_at_{};
+};
+
+}  // namespace
+
+Result<std::string> make_state_dir(const std::string& wanted) {
+    std::string path = wanted;
+    if (path.empty()) {
+        const char* state = std::getenv("XDG_STATE_HOME");
+        const char* home = std::getenv("HOME");
+        if (state != nullptr && *state != '\0') {
+            path = std::string(state) + "/kvasir";
+        } else if (home != nullptr && *home != '\0') {
+            path = std::string(home) + "/.local/state/kvasir";
+        } else {
+            return fail(Errc::kEnvironment, "HOME is not set: name a folder with --state");
+        }
+    }
+    std::error_code error;
+    const bool made = std::filesystem::create_directories(path, error);
+    if (error) {
+        return fail(Errc::kEnvironment, printable(path) + ": cannot be made: " + error.message());
+    }
+    if (made) ::chmod(path.c_str(), 0700);  // keys will be in it
+    return path;
+}
+
+Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options) {
+    auto address = worker::parse_market_url(options.url);
+    if (!address) return tl::unexpected(address.error());
+    std::optional<crypto::Invite> invite;
+    if (!options.invite.empty()) {
+        auto parsed = crypto::parse_invite(options.invite);
+        if (!parsed) return tl::unexpected(parsed.error());
+        invite = *parsed;
+    }
+    auto state = make_state_dir(options.state_dir);
+    if (!state) return tl::unexpected(state.error());
+    auto key = crypto::load_or_make_key(*state + "/backbone.key");
+    if (!key) return tl::unexpected(key.error());
+    net::ClientTrust trust;
+    trust.ca_file = options.ca_file;
+    if (invite && options.ca_file.empty()) trust.pin = invite->tls_pin;
+    auto http = net::HttpClient::make(trust);
+    if (!http) return tl::unexpected(http.error());
+    auto tls = net::TlsClient::make(trust);
+    if (!tls) return tl::unexpected(tls.error());
+
+    auto member = std::make_shared<Member>(std::make_shared<crypto::KeyPair>(std::move(*key)),
+                                           std::move(*http), *address,
+                                           options.name.empty() ? host_name() : options.name);
+    auto info = member->market().look_up();
+    if (!info) return tl::unexpected(info.error());
+    if (invite && info->market_key != invite->market) {
+        return fail(Errc::kDenied, "the market at " + printable(options.url) +
+                                       " is not the one that made this invite code");
+    }
+    if (Status ok = member->enroll(invite); !ok) return tl::unexpected(ok.error());
+    auto endpoint = net::parse_url(info->relay_url.empty() ? options.url : info->relay_url);
+    if (!endpoint) return tl::unexpected(endpoint.error());
+    backbone::UplinkOptions uplink;
+    uplink.endpoint = *endpoint;
+    uplink.tls = *tls;
+    uplink.credentials = [member] { return member->credentials(); };
+    return uplink;
+}
+
+}  // namespace kvasir::apps

@@ -1,0 +1,175 @@
+#include "apps/servers.hpp"
+
+#include <poll.h>
+
+#include <cstdio>
+#include <utility>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "apps/membership.hpp"
+#include "apps/progress.hpp"
+#include "base/log.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::chrono::hours kOwnTokenLife{1};
+
+crypto::WallTime wall_now() {
+    return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
+}
+
+Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
+                                                       const std::string& state) {
+    const bool files = !flags.tls_cert.empty();
+    if (int{files} + int{flags.dev_tls} + int{flags.plain} != 1) {
+        return fail(Errc::kUsage,
+                    "say how the port is protected: --tls-cert and --tls-key, --dev-tls (a "
+                    "self-signed certificate; invites carry its hash), or --plain (none: one "
+                    "machine or a trusted LAN)");
+    }
+    if (flags.plain) return std::shared_ptr<const net::TlsServer>();
+    return files ? net::TlsServer::load(flags.tls_cert, flags.tls_key)
+                 : net::TlsServer::self_signed(state);
+}
+
+// What a node on another machine dials, as far as we can know it.
+std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
+    if (!flags.public_url.empty()) return flags.public_url;
+    const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
+    const bool v6 = listen.host.find(':') != std::string::npos;
+    const std::string host = any ? "THIS-MACHINE" : v6 ? "[" + listen.host + "]" : listen.host;
+    return (flags.plain ? "http://" : "https://") + host + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+void add_server_flags(CLI::App& command, ServerFlags& flags) {
+    command.add_option("-m,--model", flags.model_path, "the model (GGUF; any part of a set)")
+        ->required();
+    command.add_option("--listen", flags.listen, "HOST:PORT for market and relay")
+        ->capture_default_str();
+    command.add_option("--state", flags.state_dir,
+                       "folder of database, keys and certificate (default: the user's)");
+    command.add_option("--db", flags.db_path, "the database file (default: in --state)");
+    auto* cert = command.add_option("--tls-cert", flags.tls_cert, "certificate chain (PEM)");
+    auto* key = command.add_option("--tls-key", flags.tls_key, "its key (PEM)");
+    cert->needs(key);
+    key->needs(cert);
+    command.add_flag("--dev-tls", flags.dev_tls,
+                     "make a self-signed certificate; invite codes carry its hash");
+    command.add_flag("--plain", flags.plain, "no TLS: one machine or a trusted LAN only");
+    command.add_option("--public-url", flags.public_url,
+                       "how nodes reach this port, if not as --listen");
+    command.add_option("--origin", flags.origin,
+                       "where nodes fetch the model's files instead of here: https://HOST/FOLDER");
+    command.add_option("--name", flags.name, "of this market, for people");
+    command.add_option("--replicas", flags.target_replicas, "copies of each expert to aim for")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+}
+
+Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool local_port) {
+    auto listen = net::parse_listen(flags.listen);
+    if (!listen) return tl::unexpected(listen.error());
+    auto state = make_state_dir(flags.state_dir);
+    if (!state) return tl::unexpected(state.error());
+    auto tls = make_tls(flags, *state);
+    if (!tls) return tl::unexpected(tls.error());
+
+    std::unique_ptr<Servers> servers(new Servers);
+    coordinator::MarketOptions market;
+    market.model_path = flags.model_path;
+    market.db_path = flags.db_path.empty() ? *state + "/market.db" : flags.db_path;
+    market.key_path = *state + "/market.key";
+    market.operator_path = *state + "/operator.secret";
+    market.name = flags.name;
+    market.origin = flags.origin;
+    market.relay_url = flags.relay_url;
+    market.rules.replicas_target = flags.target_replicas;
+    if (*tls && flags.dev_tls) market.tls_pin = (*tls)->pin();
+    auto line = std::make_shared<ProgressLine>("hashing the model (once)");
+    market.progress = [line](uint64_t done, uint64_t total) { line->show(done, total); };
+    line.reset();  // the line ends with the options
+    auto opened = coordinator::Market::open(std::move(market));
+    if (!opened) return tl::unexpected(opened.error());
+    servers->market_ = std::move(*opened);
+    auto key = crypto::load_or_make_key(*state + "/market.key");
+    if (!key) return tl::unexpected(key.error());
+    servers->market_key_ = std::make_shared<crypto::KeyPair>(std::move(*key));
+
+    uint16_t port = 0;
+    coordinator::Market* of = servers->market_.get();
+    if (flags.relay_url.empty()) {
+        relay::RelayOptions options;
+        options.tls = *tls;
+        options.local_port = local_port;
+        options.gate.market = of->key();
+        options.gate.is_revoked = [of](uint64_t serial, const crypto::PublicKey&) {
+            return of->is_revoked(serial);
+        };
+        options.http = of->handler();
+        auto relay = relay::Relay::start(*listen, std::move(options));
+        if (!relay) return tl::unexpected(relay.error());
+        servers->relay_ = std::move(*relay);
+        port = servers->relay_->port();
+        of->on_revoked([relay = servers->relay_.get()](const crypto::PublicKey&,
+                                                       const std::vector<uint64_t>& serials) {
+            for (const uint64_t serial : serials) relay->revoke(serial);
+        });
+    } else {
+        net::ListenerOptions options;
+        options.tls = *tls;
+        options.http = of->handler();
+        auto made = net::Listener::make(
+            *listen, [](net::MessageStream, const std::string&) {}, std::move(options));
+        if (!made) return tl::unexpected(made.error());
+        servers->listener_ = std::move(*made);
+        port = servers->listener_->port();
+    }
+    servers->url_ = guess_url(flags, *listen, port);
+    return servers;
+}
+
+Servers::~Servers() {
+    if (market_) market_->on_revoked({});
+    listener_.reset();
+    relay_.reset();
+}
+
+uint16_t Servers::local_port() const {
+    return relay_ ? relay_->local_port() : uint16_t{0};
+}
+
+Result<std::string> Servers::join_line(uint32_t uses, std::chrono::seconds valid_for) {
+    auto invite = market_->make_invite(uses, valid_for);
+    if (!invite) return tl::unexpected(invite.error());
+    return "join: kvasir worker --join " + url_ + " --invite " + crypto::to_string(*invite) +
+           " --budget 340M";
+}
+
+access::Credentials Servers::backbone_credentials(
+    std::shared_ptr<const crypto::KeyPair> key) const {
+    crypto::TokenClaims claims;
+    claims.roles = crypto::kRoleBackbone;
+    claims.name = "backbone";
+    claims.node = key->public_key();
+    claims.issued = wall_now();
+    claims.expires = claims.issued + kOwnTokenLife;
+    claims.model_id = market_->model_id();
+    std::string token = crypto::issue_token(*market_key_, claims);
+    return {std::move(key), std::move(token), claims.name};
+}
+
+void Servers::drain(milliseconds within) {
+    if (!relay_) return;
+    relay_->drain(within, "");
+    const auto end = net::Clock::now() + within + milliseconds(500);
+    while (!relay_->drained() && net::Clock::now() < end) ::poll(nullptr, 0, 50);
+}
+
+}  // namespace kvasir::apps

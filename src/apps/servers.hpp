@@ -1,0 +1,65 @@
+// Servers: market and relay on one port, as `kvasir market` and `kvasir up` run them.
+//
+// Used by these two. Thread: start, stop and invites from the main thread. Owns: market, relay or
+// listener. Limits: those of the two.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "access/access.hpp"
+#include "base/result.hpp"
+#include "coordinator/market.hpp"
+#include "relay/relay.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace kvasir::apps {
+
+struct ServerFlags {
+    std::string listen = "127.0.0.1:8443";
+    std::string model_path;
+    std::string state_dir;  // database, keys, certificate
+    std::string db_path;    // empty: market.db in the state folder
+    std::string tls_cert, tls_key;
+    bool dev_tls = false;
+    bool plain = false;      // no TLS at all: one machine or a trusted LAN
+    std::string public_url;  // as nodes reach it; empty: from `listen`
+    std::string relay_url;   // of a relay elsewhere; empty: on the same port
+    std::string origin;
+    std::string name;
+    uint32_t target_replicas = 1;
+};
+void add_server_flags(CLI::App& command, ServerFlags& flags);
+
+class Servers {
+public:
+    // Errors: those of Market::open, Relay::start, TLS; kUsage.
+    static Result<std::unique_ptr<Servers>> start(const ServerFlags& flags, bool local_port);
+    ~Servers();
+
+    coordinator::Market& market() { return *market_; }
+    const std::string& url() const { return url_; }  // as nodes reach it
+    uint16_t local_port() const;                     // of the relay, plain TCP on this machine
+    // The line that a person pastes on another machine.
+    Result<std::string> join_line(uint32_t uses, std::chrono::seconds valid_for);
+    // What a backbone of this process, or a program that it starts, shows to the relay. `key` is
+    // its own.
+    access::Credentials backbone_credentials(std::shared_ptr<const crypto::KeyPair> key) const;
+    // Tells nodes to come again and waits, at most that long, until they are gone.
+    void drain(std::chrono::milliseconds within);
+
+private:
+    Servers() = default;
+    // Constant after start().
+    std::string url_;
+    std::shared_ptr<const crypto::KeyPair> market_key_;
+    std::unique_ptr<coordinator::Market> market_;
+    std::unique_ptr<relay::Relay> relay_;      // or
+    std::unique_ptr<net::Listener> listener_;  // with a relay elsewhere
+};
+
+}  // namespace kvasir::apps

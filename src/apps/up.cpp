@@ -1,0 +1,192 @@
+// `kvasir up`: everything that a swarm needs in one process: market, relay, backbone; then a
+// prompt, one answer, or llama-server's API.
+#include <poll.h>
+#include <unistd.h>
+#include <csignal>
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include "apps/api_server.hpp"
+#include "apps/commands.hpp"
+#include "apps/console.hpp"
+#include "apps/first_part.hpp"
+#include "apps/flag_values.hpp"
+#include "apps/generate_once.hpp"
+#include "apps/membership.hpp"
+#include "apps/servers.hpp"
+#include "apps/swarm.hpp"
+#include "generate/backends.hpp"
+
+namespace kvasir::apps {
+namespace {
+
+constexpr auto kDrainTime = std::chrono::seconds(2);
+
+struct UpFlags {
+    ServerFlags server;
+    generate::SessionOptions session;
+    generate::Request request;
+    std::string coverage;
+    std::string exact = "strict";
+    std::string api;
+    std::string llama_server;
+    uint32_t uses = 1000;
+    uint32_t valid_h = 24 * 7;
+    bool json = false;
+    bool report = false;
+};
+
+bool has_prompt(const UpFlags& flags) {
+    return !flags.request.prompt.empty();
+}
+
+Result<std::unique_ptr<Swarm>> start_swarm(const UpFlags& flags, const Servers& servers,
+                                           double coverage) {
+    auto state = make_state_dir(flags.server.state_dir);
+    if (!state) return tl::unexpected(state.error());
+    auto key = crypto::load_or_make_key(*state + "/backbone.key");
+    if (!key) return tl::unexpected(key.error());
+    const auto shared = std::make_shared<const crypto::KeyPair>(std::move(*key));
+    backbone::UplinkOptions uplink;
+    uplink.endpoint.host = "127.0.0.1";
+    uplink.endpoint.port = servers.local_port();
+    uplink.credentials = [&servers, shared] { return servers.backbone_credentials(shared); };
+    SwarmOptions options;
+    options.model_path = flags.session.model_path;
+    options.threads = flags.session.threads;
+    options.listen.clear();
+    options.wait_outside = true;
+    options.relays.push_back(std::move(uplink));
+    options.coverage = coverage;
+    options.exact_strict = flags.exact == "strict";
+    return Swarm::start(options);
+}
+
+Status answer(UpFlags& flags, generate::Session& session, Swarm& swarm) {
+    auto outcome = generate_once(session, flags.request, flags.session.threads, &swarm,
+                                 flags.json ? Show::kJson : Show::kText);
+    if (!outcome) return tl::unexpected(outcome.error());
+    if (flags.json) fmt::print("{}\n", to_json(*outcome));
+    if (flags.report && !flags.json) fmt::print("\n{}", to_table(*outcome));
+    return flush_output();
+}
+
+// A line, a text, until the end of the input. What goes wrong with one prompt is told, and the next
+// is taken.
+Status converse(UpFlags& flags, generate::Session& session, Swarm& swarm) {
+    const bool terminal = ::isatty(STDIN_FILENO) == 1;
+    std::string line;
+    for (;;) {
+        if (terminal) {
+            fmt::print("> ");
+            std::fflush(stdout);
+        }
+        if (!std::getline(std::cin, line)) return {};
+        if (line.empty()) continue;
+        flags.request.prompt = line;
+        if (const Status ok = answer(flags, session, swarm); !ok) {
+            if (ok.error().code == Errc::kIo) return ok;
+            report_error(ok.error());
+        }
+    }
+}
+
+Status generate_here(UpFlags& flags, const Servers& servers, double coverage) {
+    if (const Status loaded = generate::load_backends(); !loaded) return loaded;
+    auto swarm = start_swarm(flags, servers, coverage);
+    if (!swarm) return tl::unexpected(swarm.error());
+    generate::Request first = flags.request;
+    if (!has_prompt(flags)) first.prompt = "a";  // any: the context's size comes from --ctx
+    auto session = open_ready(flags.session, first);
+    if (!session) return tl::unexpected(session.error());
+    if (const Status ready = (*swarm)->wait_ready(); !ready) return ready;
+    const Status ok =
+        has_prompt(flags) ? answer(flags, *session, **swarm) : converse(flags, *session, **swarm);
+    (*swarm)->stop();
+    return ok;
+}
+
+Status up(UpFlags& flags) {
+    double coverage = has_prompt(flags) ? 1 : 0;
+    if (!flags.coverage.empty()) {
+        const auto share = parse_share(flags.coverage);
+        if (!share) return tl::unexpected(share.error());
+        coverage = *share;
+    }
+    const auto first = first_part(flags.server.model_path);
+    if (!first) return tl::unexpected(first.error());
+    flags.server.model_path = flags.session.model_path = *first;
+    auto servers = Servers::start(flags.server, true);
+    if (!servers) return tl::unexpected(servers.error());
+    auto line = (*servers)->join_line(flags.uses, std::chrono::hours(flags.valid_h));
+    if (!line) return tl::unexpected(line.error());
+    fmt::print(stderr, "{}\n", *line);
+    std::fflush(stderr);
+    if (!flags.api.empty()) {
+        ApiServerOptions api;
+        api.program = flags.llama_server;
+        api.address = flags.api;
+        api.model_path = flags.session.model_path;
+        api.state_dir = flags.server.state_dir;
+        api.threads = flags.session.threads;
+        api.exact = flags.exact;
+        return run_api_server(api, **servers);
+    }
+    const Status ok = generate_here(flags, **servers, coverage);
+    (*servers)->drain(kDrainTime);
+    return ok;
+}
+
+}  // namespace
+
+void add_up(CLI::App& app, int& exit_code) {
+    CLI::App* command = app.add_subcommand(
+        "up", "a whole swarm's middle: market, relay and backbone; prints the line to join with");
+    auto flags = std::make_shared<UpFlags>();
+    add_server_flags(*command, flags->server);
+    auto* prompt = command->add_option("-p,--prompt", flags->request.prompt,
+                                       "answer this and end (default: prompts from the input)");
+    command->add_option("-n,--tokens", flags->request.tokens_max, "tokens to generate")
+        ->capture_default_str();
+    command->add_option("--temp", flags->request.temperature, "temperature")
+        ->check(CLI::Range(0.0, 100.0));
+    command->add_option("--seed", flags->request.seed, "seed of the sampler");
+    command->add_option("--ctx", flags->session.context_tokens, "context size");
+    command->add_option("--threads", flags->session.threads, "threads of the backbone")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
+    command->add_option("--min-coverage", flags->coverage,
+                        "share of the experts that workers must hold before the first answer "
+                        "(default: 100% with -p, else 0%)");
+    command
+        ->add_option("--exact", flags->exact, "strict: only workers that give the same bits; any")
+        ->check(CLI::IsMember({"strict", "any"}))
+        ->capture_default_str();
+    auto* api = command->add_option("--api", flags->api,
+                                    "HOST:PORT for the OpenAI API: llama-server behind the plugin");
+    command
+        ->add_option("--llama-server", flags->llama_server,
+                     "that program (default: found beside "
+                     "libllama, else in PATH)")
+        ->needs(api);
+    api->excludes(prompt);
+    command->add_option("--uses", flags->uses, "how many nodes the invite is good for")
+        ->check(CLI::Range(1, 1000000))
+        ->capture_default_str();
+    command->add_option("--valid-h", flags->valid_h, "for how many hours")
+        ->check(CLI::Range(1, 8760))
+        ->capture_default_str();
+    auto* json = command->add_flag("--json", flags->json, "one JSON object a text");
+    command->add_flag("--report", flags->report, "a table after the text")->excludes(json);
+    command->callback([flags, &exit_code] {
+        const Status ok = up(*flags);
+        exit_code = ok ? 0 : report_error(ok.error());
+    });
+}
+
+}  // namespace kvasir::apps
