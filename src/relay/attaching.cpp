@@ -15,6 +15,7 @@ using wire::FrameType;
 using wire::Role;
 
 constexpr milliseconds kSweepEvery{10000};
+constexpr size_t kNameBytesMax = 64;  // as in tokens: every peer is told it
 
 std::string short_key(const wire::NodeKey& key) {
     constexpr char kDigits[] = "0123456789abcdef";
@@ -146,7 +147,7 @@ void Switchboard::attach(Connection& from, const wire::Attach& attach, const Adm
     ++counters_.attached;
     from.phase = Phase::kAttached;
     from.node = attach.node;
-    from.name = attach.name;
+    from.name = attach.name.substr(0, kNameBytesMax);
     from.admission = admission;
     from.generation = generation_++;
     from.expires = later(now, admission.left);

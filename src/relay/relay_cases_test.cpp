@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <fstream>
 #include <functional>
 #include <random>
@@ -326,8 +325,7 @@ public:
     }
     ~HealthyPair() {
         backbone_.say(make_frame(FrameType::kGoodbye, 0, 0));
-        worker_gone_ = true;
-        // Its own GOODBYE ends the echo.
+        // The echo ends with its connection.
         ::shutdown(worker_.stream.fd(), SHUT_RDWR);
         echo_.join();
     }
@@ -354,7 +352,6 @@ private:
     Node backbone_, worker_;
     uint16_t to_worker_, to_backbone_;
     std::thread echo_;
-    std::atomic<bool> worker_gone_{false};
     int last_id_ = 0;
 };
 

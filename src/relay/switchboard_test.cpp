@@ -93,6 +93,19 @@ TEST(Attaching, NonceFirstThenAttachedThenPeers) {
     EXPECT_EQ(relay.board.attached(Role::kWorker), 1u);
 }
 
+TEST(Attaching, PeersAreToldAShortName) {
+    FakeRelay relay;
+    const auto backbone = relay.attach(1, Role::kBackbone);
+    const auto worker = relay.open();
+    relay.say(worker, {'W'});
+    wire::Attach attach;
+    attach.node = key_of(2);
+    attach.token = "1 0 100";
+    attach.name = std::string(1000, 'n');
+    relay.say(worker, wire::encode_attach(attach));
+    EXPECT_EQ(up(relay.taken(backbone, FrameType::kPeerUp).at(0)).name, std::string(64, 'n'));
+}
+
 TEST(Attaching, RefusesWhatIsNotARole) {
     for (const Bytes& first : {Bytes{}, Bytes{0}, Bytes{0xff}, Bytes{'G'}, Bytes{'W', 'W'},
                                attach_frame(1, "1 0 100"), Bytes(300, 'W')}) {
