@@ -186,6 +186,7 @@ void Agent::say(const std::string& line) {
 // The same failure again and again is one line.
 void Agent::say_failure(AgentStep step, const Error& error) {
     if (error.code == Errc::kClosed) return;
+    if (step == AgentStep::kRenew && error.code == Errc::kNotFound) return;  // a new node
     std::string line = std::string(to_string(step)) + ": " + error.detail;
     if (error.code == Errc::kNoSpace) line = "disk full, trying again from time to time: " + line;
     log(LogLevel::kDebug, "worker", line);

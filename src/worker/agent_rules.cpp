@@ -67,9 +67,7 @@ AgentState AgentRules::state() const {
     if (disk_is_full_) return AgentState::kDiskFull;
     if (is_fetching_) return AgentState::kFetching;
     if (!leases_.empty()) return AgentState::kProving;
-    return has_token_ && has_seen_ && failures_[static_cast<size_t>(AgentStep::kLease)] == 0
-               ? AgentState::kWaiting
-               : AgentState::kJoining;
+    return has_nothing_ ? AgentState::kWaiting : AgentState::kJoining;
 }
 
 std::vector<Segment> AgentRules::wanted() const {
@@ -160,7 +158,7 @@ void AgentRules::apply(const event::Leased& leased, AgentTime now) {
     }
     beat_every_ = leased.heartbeat_every;
     beat_at_ = now + beat_every_;
-    needs_leases_ = leases_.empty();
+    has_nothing_ = needs_leases_ = leases_.empty();
     lease_at_ = needs_leases_ ? now + limits_.idle_pause : AgentTime(0);
 }
 

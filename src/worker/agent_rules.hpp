@@ -205,6 +205,7 @@ private:
     std::map<uint64_t, AgentTime> lease_expires_;
     std::map<uint64_t, bool> is_proved_;
     bool needs_leases_ = true;
+    bool has_nothing_ = false;  // the market had no lease for us
     AgentTime lease_at_{0};
     AgentTime beat_every_{20000};
     AgentTime beat_at_{0};

@@ -20,7 +20,7 @@
 namespace kvasir::worker {
 namespace {
 
-constexpr uint64_t kExcuseBytes = uint64_t{64} << 10;  // for each wrong slab, as HttpClient has it
+constexpr uint64_t kExcuseBytes = uint64_t{256} << 10;  // of wrong slabs, besides 1 %
 
 tl::unexpected<Error> system_failure(const std::string& path, std::string_view doing, int number) {
     const bool is_full = number == ENOSPC || number == EDQUOT || number == EFBIG;
@@ -338,7 +338,7 @@ Status Fetch::end_of_slab(Cursor& cursor) {
         bytes_wrong_ += slab.bytes;
         if (wrong_.empty()) wrong_ = describe(slab);
         // Pulling on would be more than the leases and a hundredth.
-        if (bytes_wrong_ > bytes_missing_ / 100 + kExcuseBytes * report_.slabs_wrong) {
+        if (bytes_wrong_ > bytes_missing_ / 100 + kExcuseBytes) {
             return fail(Errc::kMismatch,
                         printable(target_.path) + ": the bytes that came for " + wrong_ +
                             (report_.slabs_wrong > 1

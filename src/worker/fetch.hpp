@@ -5,8 +5,8 @@
 // when its digest is right, never because of a note about it: after kill -9 the part's slabs are
 // hashed, a damaged slice becomes a part again, and slabs of other slices are copied. Of the rest,
 // neighbours are one byte range each; every slab is hashed as its bytes arrive, and fetched again
-// when wrong as far as 1 % of the download reaches. A full disk leaves the part for the next try.
-// Thread: one at a time per path; `cancelled` from any. Owns: the part while it runs.
+// when wrong as far as 1 % of the download and 256 KiB reach. A full disk leaves the part for the
+// next try. Thread: one at a time per path; `cancelled` from any. Owns: the part while it runs.
 // Limits: kRefetchRounds further rounds for wrong slabs; memory: kFetchBufferBytes and what
 // HttpClient needs.
 #pragma once
