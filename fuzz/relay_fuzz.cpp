@@ -40,7 +40,8 @@ void raw_messages(std::span<const uint8_t> data) {
     ByteReader in(data);
     while (in.remaining() >= 2) {
         const uint8_t who = in.u8();
-        const size_t size = std::min<size_t>(in.u8(), in.remaining());
+        const size_t wanted = in.u8();
+        const size_t size = std::min(wanted, in.remaining());
         const auto bytes = in.bytes(size);
         if (strangers.size() < 4) {
             strangers.push_back(who < 64    ? relay.attach(who, Role::kWorker, "1 0 1000")
