@@ -117,6 +117,7 @@ AgentEvent Agent::next_event() {
 }
 
 Status Agent::run() {
+    post(event::Tick{});
     for (;;) {
         const AgentState before = rules_.state();
         AgentEvent event = next_event();

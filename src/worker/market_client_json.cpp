@@ -142,6 +142,8 @@ Error market_error(const net::HttpReply& reply, const std::string& path) {
                 if (inner["code"].get<std::string>() == errc_info(code).name) error.code = code;
             }
         }
+        // Wrong answers of a proof: not the token is denied, the bytes are not the model's.
+        if (inner.contains("wrong")) error.code = Errc::kMismatch;
     }
     error.detail = "the market says to " + path + ": " + printable(said, 400) + " (HTTP " +
                    std::to_string(reply.status) + ")";
