@@ -184,6 +184,11 @@ Result<net::MessageStream> Worker::join_hub() {
         return fail(error->code,
                     "the backbone refused this worker: " + printable(error->detail, 500));
     }
+    if (frame->header.type == wire::FrameType::kNonce) {
+        return fail(Errc::kDenied, printable(options_.connect) +
+                                       " asks for a token: it is a relay, or a hub that does not "
+                                       "take everybody; join its market with --join");
+    }
     if (frame->header.type != wire::FrameType::kWelcome)
         return fail(Errc::kProtocol, "expected WELCOME");
     if (Status ok = on_welcome(*frame); !ok) return tl::unexpected(ok.error());
@@ -226,6 +231,7 @@ Status Worker::serve(net::MessageStream& stream) {
     net::Deadline drain_end{};
     bool draining = false;
     watch_ = SleepWatch(options_.sleep_max);
+    (void)watch_.check(boot_time(), process_cpu_time(), 0ns);
     for (;;) {
         // Before the next request: a busy backbone must not put the end off for ever.
         if (stopping_.load() && !draining) {
