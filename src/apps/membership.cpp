@@ -130,6 +130,13 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
                                        " is not the one that made this invite code");
     }
     if (Status ok = member->enroll(invite); !ok) return tl::unexpected(ok.error());
+    const auto claims = crypto::open_token(member->credentials().token, info->market_key);
+    if (!claims) return tl::unexpected(claims.error());
+    if ((claims->roles & crypto::kRoleBackbone) == 0) {
+        return fail(Errc::kDenied,
+                    "the market lets this node be no backbone: the invite code is a worker's; ask "
+                    "for a backbone's (kvasir market --print-invite backbone)");
+    }
     auto endpoint = net::parse_url(info->relay_url.empty() ? options.url : info->relay_url);
     if (!endpoint) return tl::unexpected(endpoint.error());
     backbone::UplinkOptions uplink;

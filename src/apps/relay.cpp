@@ -13,6 +13,7 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/servers.hpp"
 #include "base/encoding.hpp"
 #include "base/log.hpp"
 #include "relay/relay.hpp"
@@ -84,11 +85,7 @@ Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
     rules.queue_bytes_max = uint64_t{flags.queue_mib} << 20;
     rules.queue_total_max = uint64_t{flags.buffers_mib} << 20;
     options.receive_total_max = uint64_t{flags.buffers_mib} << 20;
-    // Larger than what an earlier process of this relay gave.
-    rules.generation_first =
-        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                  std::chrono::system_clock::now().time_since_epoch())
-                                  .count());
+    rules.generation_first = relay_generation_now();
     return options;
 }
 

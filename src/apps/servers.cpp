@@ -48,6 +48,12 @@ std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uin
 
 }  // namespace
 
+uint64_t relay_generation_now() {
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                     std::chrono::system_clock::now().time_since_epoch())
+                                     .count());
+}
+
 void add_server_flags(CLI::App& command, ServerFlags& flags) {
     command.add_option("-m,--model", flags.model_path, "the model (GGUF; any part of a set)")
         ->required();
@@ -113,6 +119,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
             return of->is_revoked(serial);
         };
         options.http = of->handler();
+        options.switchboard.generation_first = relay_generation_now();
         auto relay = relay::Relay::start(*listen, std::move(options));
         if (!relay) return tl::unexpected(relay.error());
         servers->relay_ = std::move(*relay);

@@ -19,6 +19,9 @@ class App;
 
 namespace kvasir::apps {
 
+// The first generation that a relay gives out: larger than any of an earlier process.
+uint64_t relay_generation_now();
+
 struct ServerFlags {
     std::string listen = "127.0.0.1:8443";
     std::string model_path;
