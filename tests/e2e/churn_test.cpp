@@ -5,6 +5,8 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "swarm_testing.hpp"
@@ -163,6 +165,32 @@ TEST(Churn, AStoppedWorkerGetsWorkAgainAfterwards) {
     EXPECT_EQ(scene.workers[1].wait().exit_code, 0) << scene.workers[1].err();
     // Of 980 tokens it was silent for some 240, not for 920.
     EXPECT_GT(pairs_of(json, "w1"), pairs_of(json, "w0") / 4);
+}
+
+// A slice that is changed in place: its rows would be other numbers, its pages may be gone.
+TEST(Churn, ASliceThatIsWrittenToOrShrinksEndsItsWorker) {
+    const ScratchFolder scratch;
+    const std::string slice = scratch.path("slice.gguf");
+    const auto size = [&] { return std::filesystem::file_size(slice); };
+    for (const bool shrinks : {false, true}) {
+        run_json({"slice", demo_model(), "--experts", kDisjoint[0], "--force", "-o", slice});
+        ListeningRun run(demo_model(), flags(kTokens));
+        const Program worker = start_worker(run.url(), "w1", demo_model(), "0-7:8-31");
+        const Program served = start_slice_worker(run.url(), "w0", slice);
+        ASSERT_TRUE(run.wait_tokens(60)) << run.log();
+        if (shrinks) {
+            std::filesystem::resize_file(slice, 4096);
+        } else {
+            std::fstream file(slice, std::ios::in | std::ios::out | std::ios::binary);
+            file.seekp(static_cast<std::streamoff>(size() / 2));
+            file << std::string(4096, 'x');
+        }
+        expect_same_text(run.result(), kTokens);
+        const Outcome ended = served.wait();
+        EXPECT_EQ(ended.exit_code, 3) << ended.err;
+        EXPECT_THAT(ended.err, HasSubstr("slice.gguf: "));
+        EXPECT_THAT(ended.err, HasSubstr("by renaming"));
+    }
 }
 
 TEST(Churn, DrainCostsNothing) {

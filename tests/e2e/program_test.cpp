@@ -134,9 +134,12 @@ TEST(Program, LogGoesToStderrAtTheChosenLevel) {
 TEST(Program, AFullDiskUnderStdoutIsAnError) {
     ProgramOptions options;
     options.stdout_path = "/dev/full";
-    const Outcome outcome = kvasir(monolithic({"-p", "The fox", "-n", "2"}), options);
-    EXPECT_EQ(outcome.exit_code, 4);
-    EXPECT_THAT(outcome.err, HasSubstr("standard output"));
+    for (const std::vector<std::string>& arguments :
+         {monolithic({"-p", "The fox", "-n", "2"}), {"inspect", demo_model()}, {"plugin-path"}}) {
+        const Outcome outcome = kvasir(arguments, options);
+        EXPECT_EQ(outcome.exit_code, 4) << arguments[0];
+        EXPECT_THAT(outcome.err, HasSubstr("standard output")) << arguments[0];
+    }
 }
 
 TEST(Program, SwarmRunIsCheckedAgainstLlama) {
