@@ -9,6 +9,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "worker/agent_serving.hpp"
+#include "worker/code_pages.hpp"
 
 namespace kvasir::worker {
 namespace {
@@ -117,6 +118,8 @@ AgentEvent Agent::next_event() {
 }
 
 Status Agent::run() {
+    // Three threads that allocate in turn need no heap each.
+    ::mallopt(M_ARENA_MAX, 1);
     post(event::Tick{});
     for (;;) {
         const AgentState before = rules_.state();
@@ -180,8 +183,8 @@ void Agent::act(const AgentAction& action) {
 }
 
 void Agent::say(const std::string& line) {
+    if (options_.on_line) return options_.on_line(line);
     log(LogLevel::kInfo, "worker", line);
-    if (options_.on_line) options_.on_line(line);
 }
 
 // The same failure again and again is one line.
@@ -231,8 +234,11 @@ void Agent::begin_fetch(const std::vector<Segment>& segments) {
 void Agent::end_fetch(bool is_whole) {
     if (fetcher_.joinable()) fetcher_.join();
     if (is_whole) whole_path_ = fetch_path_;
-    const std::lock_guard lock(mu_);
-    fetch_http_.reset();
+    {
+        const std::lock_guard lock(mu_);
+        fetch_http_.reset();
+    }
+    ::malloc_trim(0);
 }
 
 // On the fetching thread.
@@ -344,6 +350,7 @@ Status Agent::serve(Serving& serving) {
     if (!worker) return tl::unexpected(worker.error());
     say("serving " + std::to_string((*holding)->experts()) + " experts (" +
         std::to_string((*holding)->bytes() / 1000000) + " MB) of " + serving.info.model_name);
+    (void)give_back_code_pages();
     {
         const std::lock_guard lock(mu_);
         if (serving.is_stopping) return {};

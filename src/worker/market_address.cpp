@@ -1,0 +1,56 @@
+// The parts of the market client that need no JSON: addresses, and whose an outline is.
+#include <algorithm>
+#include <string_view>
+
+#include "base/log.hpp"
+#include "crypto/hash.hpp"
+#include "net/upgrade.hpp"
+#include "worker/market_client.hpp"
+
+namespace kvasir::worker {
+
+Result<MarketAddress> parse_market_url(const std::string& url) {
+    const bool is_http = url.rfind("http://", 0) == 0;
+    if (!is_http && url.rfind("https://", 0) != 0) {
+        return fail(Errc::kUsage, "'" + printable(url) +
+                                      "' is no market's address: give https://HOST:PORT as the "
+                                      "join line has it");
+    }
+    auto endpoint = net::parse_url(url);
+    if (!endpoint) return tl::unexpected(endpoint.error());
+    MarketAddress address;
+    address.tls = !is_http;
+    const size_t host = url.find("://") + 3;
+    const size_t path = url.find('/', host);
+    if (path != std::string::npos && path + 1 != url.size()) {
+        return fail(Errc::kUsage, "'" + printable(url) + "': a market's address has no path");
+    }
+    address.base = url.substr(0, path);
+    return address;
+}
+
+std::string data_url(const MarketAddress& address, const MarketInfo& info, uint32_t shard) {
+    constexpr std::string_view kMark = "{shard}";
+    std::string path = info.data_path;
+    path.replace(path.find(kMark), kMark.size(), std::to_string(shard));
+    return address.base + path;
+}
+
+Status check_outline(std::span<const uint8_t> signed_outline, const MarketInfo& info,
+                     const crypto::PublicKey& market_key) {
+    crypto::Signature signature = {};
+    if (signed_outline.size() < signature.size())
+        return fail(Errc::kMismatch, "the model's outline is cut off");
+    std::copy_n(signed_outline.begin(), signature.size(), signature.begin());
+    const auto outline = signed_outline.subspan(signature.size());
+    if (!crypto::verify(market_key, "outline", outline, signature)) {
+        return fail(Errc::kDenied,
+                    "the model's outline is not signed by the market of the invite code: somebody "
+                    "else answers in its place");
+    }
+    if (outline.size() != info.outline_bytes || crypto::sha256(outline) != info.outline_sha256)
+        return fail(Errc::kMismatch, "the model's outline is not the one that the market names");
+    return {};
+}
+
+}  // namespace kvasir::worker
