@@ -124,7 +124,7 @@ TEST_F(Mistakes, Addresses) {
         {listen("nonsense"), 2, {"nonsense"}},
         {listen("127.0.0.1:99999"), 2, {"99999"}},
         {listen("203.0.113.7:0"), 4, {"203.0.113.7"}},
-        {{"worker", "--slice", slice, "--connect", "http://127.0.0.1:9"}, 2, {"http://"}},
+        {{"worker", "--slice", slice, "--connect", "ftp://127.0.0.1:9"}, 2, {"ftp://"}},
         {{"worker", "--slice", slice, "--connect", "ws://"}, 2, {"ws://"}},
         {{"worker", "--slice", slice}, 2, {"--connect"}},
         {{"worker", "--connect", "ws://127.0.0.1:9"}, 2, {"--slice"}},
