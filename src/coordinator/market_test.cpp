@@ -165,6 +165,20 @@ TEST_F(MarketTest, RolesComeFromInvites) {
     EXPECT_EQ(late.enroll(*invite).status, 403);
 }
 
+TEST_F(MarketTest, LeasesAreForWorkers) {
+    open();
+    Node node(handler_);
+    ASSERT_EQ(node.enroll(*market_->make_invite(1, 1h, crypto::kRoleBackbone)).status, 200);
+    const uint64_t expert = model().banks.at(0).expert_bytes();
+    const Reply refused = node.ask(5 * expert);
+    EXPECT_EQ(refused.status, 403);
+    EXPECT_EQ(refused.code(), "denied");
+    EXPECT_NE(refused.body.find("no worker"), std::string::npos) << refused.body;
+    EXPECT_EQ(send("GET", "/api/v1/coverage").json.at("experts_promised"), 0);
+    ASSERT_EQ(node.enroll(*market_->make_invite(1, 1h)).status, 200);
+    EXPECT_EQ(node.ask(5 * expert).status, 200);
+}
+
 // ---- leases ----
 
 TEST_F(MarketTest, FromBudgetToServing) {

@@ -169,7 +169,13 @@ std::optional<net::HttpResponse> Service::answer_route(const net::HttpRequest& r
 
 Result<crypto::TokenClaims> Service::authenticate(const net::HttpRequest& request) {
     auto claims = parts_.registry.open_token(request.bearer());
-    if (claims) parts_.registry.saw(claims->node);
+    if (!claims) return claims;
+    if ((claims->roles & crypto::kRoleWorker) == 0) {
+        return fail(Errc::kDenied,
+                    "this node is no worker, and leases and their bytes are for workers: register "
+                    "with a worker's invite");
+    }
+    parts_.registry.saw(claims->node);
     return claims;
 }
 

@@ -57,6 +57,12 @@ AgentEvent Agent::call(const AgentAction& action) {
 Result<AgentEvent> Agent::try_call(const AgentAction& action) {
     const auto take = [this](const Result<Grant>& grant) -> Result<AgentEvent> {
         if (!grant) return tl::unexpected(grant.error());
+        const auto claims = crypto::open_token(grant->token, invite_.market);
+        if (claims && (claims->roles & crypto::kRoleWorker) == 0) {
+            return fail(Errc::kDenied,
+                        "the invite code is not a worker's (but a backbone's or an observer's): "
+                        "ask for a worker's");
+        }
         take_token(grant->token);
         return granted(*grant);
     };
