@@ -1,0 +1,128 @@
+#include "network_testing.hpp"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+namespace kvasir::e2e {
+
+std::string reference_digest(const std::string& model, const std::vector<std::string>& prompt) {
+    std::vector<std::string> arguments = {"run", "-m", model, "--monolithic"};
+    arguments.insert(arguments.end(), prompt.begin(), prompt.end());
+    const Json json = run_json(arguments);
+    return json.is_null() ? std::string() : json["logits_sha256"].get<std::string>();
+}
+
+MarketProgram::MarketProgram(std::string model, std::string state, const std::string& where,
+                             std::vector<std::string> more)
+    : model_(std::move(model)),
+      state_(std::move(state)),
+      more_(std::move(more)),
+      program_({"/bin/true"}) {
+    start(where);
+}
+
+void MarketProgram::start(const std::string& where) {
+    std::vector<std::string> argv = {KVASIR_PROGRAM, "market",         "-m",
+                                     model_,         "--listen",       where,
+                                     "--state",      state_,           "--print-invite",
+                                     "worker",       "--print-invite", "backbone",
+                                     "--dev-tls"};
+    argv.insert(argv.end(), more_.begin(), more_.end());
+    program_ = Program(argv);
+    EXPECT_TRUE(program_.wait_for("invite backbone: ")) << program_.err();
+    url_ = program_.word_after("market: ");
+    worker_invite_ = program_.word_after("invite worker: ");
+    backbone_invite_ = program_.word_after("invite backbone: ");
+}
+
+void MarketProgram::kill_and_restart() {
+    program_.signal(SIGKILL);
+    program_.wait();
+    start("127.0.0.1:" + port());
+}
+
+Operator::Operator(std::string url, const std::string& state) : url_(std::move(url)) {
+    std::ifstream file(state + "/operator.secret");
+    std::getline(file, secret_);
+    EXPECT_FALSE(secret_.empty()) << state << " has no operator.secret";
+    net::ClientTrust trust;
+    trust.ca_file = state + "/dev-cert.pem";
+    auto client = net::HttpClient::make(trust);
+    EXPECT_TRUE(client) << client.error().detail;
+    if (client) client_ = std::move(*client);
+}
+
+Json Operator::call(const std::string& method, const std::string& path, const std::string& body) {
+    if (!client_) return nullptr;
+    net::HttpCall call;
+    call.method = method;
+    call.url = url_ + path;
+    call.secret_headers = {{"Authorization", "Bearer " + secret_}};
+    call.body = body;
+    if (!body.empty()) call.headers = {{"Content-Type", "application/json"}};
+    const auto reply = client_->call(call);
+    if (!reply || reply->status != 200) {
+        ADD_FAILURE() << path << ": " << (reply ? reply->body : reply.error().detail);
+        return nullptr;
+    }
+    return Json::parse(reply->body);
+}
+
+Json Operator::node(const std::string& name) {
+    const Json all = get("/api/v1/nodes");
+    if (all.is_null()) return nullptr;
+    for (const Json& node : all["nodes"]) {
+        if (node["name"] == name) return node;
+    }
+    return nullptr;
+}
+
+bool Operator::all_served() {
+    const Json map = get("/api/v1/coverage");
+    return !map.is_null() && map["experts_serving"] == map["experts"];
+}
+
+Program join_worker(const std::string& url, const std::string& invite, const std::string& name,
+                    const std::string& cache, const JoinOptions& options) {
+    std::vector<std::string> argv = {
+        KVASIR_PROGRAM, "worker",  "--join", url,        "--invite",     invite,        "--name",
+        name,           "--cache", cache,    "--budget", options.budget, "--log-level", "info"};
+    argv.insert(argv.end(), options.more.begin(), options.more.end());
+    return Program(argv);
+}
+
+std::string slice_in(const std::string& cache) {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(cache)) {
+        if (entry.path().extension() == ".gguf") found.push_back(entry.path());
+    }
+    EXPECT_EQ(found.size(), 1u) << "slices in " << cache;
+    return found.size() == 1 ? found.front() : std::string();
+}
+
+Program join_backbone(const std::string& model, const std::string& url, const std::string& invite,
+                      const std::string& state, const std::vector<std::string>& prompt) {
+    std::vector<std::string> argv = {
+        KVASIR_PROGRAM, "run",     "-m",  model,    "--join",      url,    "--invite",
+        invite,         "--state", state, "--json", "--log-level", "debug"};
+    argv.insert(argv.end(), prompt.begin(), prompt.end());
+    return Program(argv);
+}
+
+Json report_of(const Program& program, unsigned seconds) {
+    const Outcome outcome = program.wait(seconds);
+    const std::string end =
+        outcome.err.substr(outcome.err.size() - std::min<size_t>(outcome.err.size(), 4000));
+    EXPECT_EQ(outcome.exit_code, 0) << end;
+    if (!Json::accept(outcome.out)) {
+        ADD_FAILURE() << "not JSON: " << outcome.out << end;
+        return nullptr;
+    }
+    return Json::parse(outcome.out);
+}
+
+}  // namespace kvasir::e2e

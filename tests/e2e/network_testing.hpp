@@ -1,0 +1,83 @@
+// A swarm's middle and its workers as separate programs, for the tests of the whole network.
+//
+// Used by the end-to-end tests. Thread: one owner. Owns: its processes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/client.hpp"
+#include "swarm_testing.hpp"
+
+namespace kvasir::e2e {
+
+// Plain llama.cpp's digest of the logits for these flags of `kvasir run`.
+std::string reference_digest(const std::string& model, const std::vector<std::string>& prompt);
+
+// One with `kvasir market` and its relay, behind a self-signed certificate.
+class MarketProgram {
+public:
+    // `where` is what `--listen` takes.
+    MarketProgram(std::string model, std::string state, const std::string& where = "127.0.0.1:0",
+                  std::vector<std::string> more = {});
+
+    Program& program() { return program_; }
+    const std::string& url() const { return url_; }
+    std::string port() const { return url_.substr(url_.rfind(':') + 1); }
+    const std::string& worker_invite() const { return worker_invite_; }
+    const std::string& backbone_invite() const { return backbone_invite_; }
+
+    // kill -9, and another one with the same address, state and database; its invites are others.
+    void kill_and_restart();
+
+private:
+    void start(const std::string& where);
+
+    const std::string model_;
+    const std::string state_;
+    const std::vector<std::string> more_;
+    Program program_;
+    std::string url_;
+    std::string worker_invite_, backbone_invite_;
+};
+
+// What the operator of the market behind `url` sees and does; its secret is in the folder `state`.
+class Operator {
+public:
+    Operator(std::string url, const std::string& state);
+    // Null (and a test failure) unless the answer has status 200.
+    Json get(const std::string& path) { return call("GET", path, {}); }
+    Json post(const std::string& path, const Json& body) { return call("POST", path, body.dump()); }
+    // The row of the node of that name in /api/v1/nodes; null if there is none.
+    Json node(const std::string& name);
+    // Every expert is held by a proven worker with a live lease.
+    bool all_served();
+
+private:
+    Json call(const std::string& method, const std::string& path, const std::string& body);
+
+    const std::string url_;
+    std::string secret_;
+    std::unique_ptr<net::HttpClient> client_;
+};
+
+struct JoinOptions {
+    std::string budget = "12M";
+    std::vector<std::string> more;
+};
+// `kvasir worker --join URL --invite CODE --name NAME --cache FOLDER`, at info level.
+Program join_worker(const std::string& url, const std::string& invite, const std::string& name,
+                    const std::string& cache, const JoinOptions& options = {});
+
+// The only slice in a worker's cache; empty (and a test failure) unless there is exactly one.
+std::string slice_in(const std::string& cache);
+
+// `kvasir run --join` in the background, at debug level, which shows every piece of text.
+Program join_backbone(const std::string& model, const std::string& url, const std::string& invite,
+                      const std::string& state, const std::vector<std::string>& prompt);
+// Waits for the end of a program that prints a report; null (and a test failure) unless it ends
+// well.
+Json report_of(const Program& program, unsigned seconds = 240);
+
+}  // namespace kvasir::e2e
