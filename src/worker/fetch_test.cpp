@@ -103,10 +103,11 @@ TEST_F(FetchTest, ADamagedSliceIsMendedAndNeverKept) {
     const std::vector<Damage> damages = {
         {"bit in a slab", [&](auto& file) { file[second.to + 7] ^= 16; }, 1},
         {"bit in the header", [&](auto& file) { file[40] ^= 1; }, 0},
-        {"shortened", [&](auto& file) { file.resize(file.size() - 100); }, 1},
-        {"cut in the header", [&](auto& file) { file.resize(100); }, plan_.slabs.size()},
+        {"shortened", [&](auto& file) { file.erase(file.end() - 100, file.end()); }, 1},
+        {"cut in the header", [&](auto& file) { file.erase(file.begin() + 100, file.end()); },
+         plan_.slabs.size()},
         {"empty", [&](auto& file) { file.clear(); }, plan_.slabs.size()},
-        {"extended", [&](auto& file) { file.resize(file.size() + 5000, 9); }, 0},
+        {"extended", [&](auto& file) { file.insert(file.end(), 5000, uint8_t{9}); }, 0},
         {"swapped",
          [&](auto& file) {
              std::swap_ranges(file.begin() + static_cast<long>(first.to),
@@ -264,7 +265,7 @@ TEST_F(FetchTest, CopiesWhatOtherSlicesHaveAndChecksIt) {
     // A donor whose bytes rotted, or that was cut off meanwhile, costs a download and no more.
     auto bytes = read_file(donor);
     for (size_t i = 4000; i < bytes.size(); i += 1000) bytes[i] ^= 1;
-    bytes.resize(bytes.size() / 2);
+    bytes.erase(bytes.begin() + static_cast<long>(bytes.size() / 2), bytes.end());
     write_file(donor, bytes);
     std::filesystem::remove(path());
     report = fetch_slice(origin, plan_, target, {});
