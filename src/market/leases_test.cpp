@@ -148,6 +148,23 @@ TEST(Offer, GrowsBesideWhatTheNodeHolds) {
     EXPECT_EQ(bytes(after), 600U);
 }
 
+// A remainder elsewhere would fit exactly, but would be one more layer to wait for.
+TEST(Offer, StaysInTheLayersItHas) {
+    const Catalogue catalogue({{{0, 0}, 8, 100}, {{1, 0}, 8, 100}});
+    Coverage coverage(catalogue);
+    coverage.add(segment(0, 0, 2), LeaseState::kServing);
+    coverage.add(segment(1, 0, 6), LeaseState::kServing);
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+        OfferInput input;
+        input.held = {segment(0, 0, 2)};
+        input.bytes_left = 200;
+        input.segments_max = 10;
+        input.seed = seed;
+        EXPECT_EQ(choose_segments(catalogue, coverage, input),
+                  std::vector<Segment>{segment(0, 2, 4)});
+    }
+}
+
 TEST(Offer, ASmallerBudgetReleasesPromisesFirst) {
     LeaseBook book(small(), {});
     const auto first = book.offer({node(1), 800, {}, 1}, kStart);
@@ -412,6 +429,7 @@ private:
         }
         const auto before = auditor_.leases();
         const auto after = book_.offer(ask, now_);
+        budgets_[who] = ask.budget_bytes;
         for (const uint64_t id : auditor_.ids_of(who)) auditor_.leases().erase(id);
         for (const Lease& lease : after) {
             RC_ASSERT(lease.node == who);
@@ -517,6 +535,7 @@ private:
         const auto ids = auditor_.ids_of(who);
         if (*rc::gen::arbitrary<bool>()) {
             RC_ASSERT(book_.release_all(who, now_) == ids.size());
+            budgets_.erase(who);
         } else {
             RC_ASSERT(book_.release(who, ids, now_) == ids.size());
         }
@@ -551,7 +570,27 @@ private:
             RC_ASSERT(real->expires == lease.expires && real->state == lease.state);
             RC_ASSERT(real->bytes_done == lease.bytes_done);
         }
+        for (const auto& [who, budget] : budgets_) check_node(who, budget, map);
         follow(book_.take_changes());
+    }
+
+    // No expert twice, and it is told of gaps exactly when it has room for one.
+    void check_node(const NodeKey& who, uint64_t budget, const CoverageMap& map) {
+        std::set<ExpertId> experts;
+        for (const uint64_t id : auditor_.ids_of(who)) {
+            const Segment& held = auditor_.leases().at(id).segment;
+            for (uint32_t e = held.begin; e < held.end; ++e) {
+                RC_ASSERT(experts.insert({held.layer, e}).second);
+            }
+        }
+        bool has_gap = false;
+        for (const BankCoverage& bank : map.banks) {
+            for (const CoverageRange& range : bank.ranges) {
+                has_gap = has_gap || (range.serving + range.loading == 0 &&
+                                      auditor_.bytes_of(who) + bank.bank.expert_bytes <= budget);
+            }
+        }
+        RC_ASSERT(book_.has_gap_for(who, now_) == has_gap);
     }
 
     // What storage would hold after every step: exactly the live leases.
@@ -572,6 +611,7 @@ private:
     TimePoint now_ = kStart;
     uint64_t id_last_ = 0;
     std::map<uint64_t, LeaseState> stored_;
+    std::map<NodeKey, uint64_t> budgets_;
 };
 
 RC_GTEST_PROP(Leases, RandomSequencesAgreeWithTheAuditor, ()) {
