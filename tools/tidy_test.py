@@ -45,7 +45,7 @@ class Tidy(unittest.TestCase):
             ("src/relay/a.cpp", '"wire/messages.hpp"', False),
             ("src/worker/a.cpp", '"backbone/hub.hpp"', False),
             ("src/backbone/a.cpp", '"worker/worker.hpp"', False),
-            ("src/coordinator/a.cpp", '"moe/model.hpp"', False),
+            ("src/coordinator/a.cpp", '"engine/weights.hpp"', False),
             ("src/worker/a.cpp", '"worker/worker.hpp"', True),
             ("src/apps/run.cpp", '"plugin/plugin.hpp"', True),
             ("tests/e2e/a.cpp", '"backbone/hub.hpp"', True),

@@ -28,7 +28,7 @@ struct ChildOptions {
     std::vector<std::string> arguments;    // without the program's name
     std::string label;                     // for messages and log lines
     int cpu = -1;                          // run on this CPU only; -1: anywhere
-    std::vector<std::string> environment;  // "NAME=VALUE", over what this process has
+    std::vector<std::string> environment = {};  // "NAME=VALUE", over what this process has
 };
 
 // How a child ended: an exit code, or a signal.
