@@ -32,7 +32,7 @@ struct RunFlags {
     SwarmOptions swarm;
     std::string listen;
     MembershipOptions member;
-    std::string coverage = "100%";
+    std::string coverage;  // empty: 100%
     std::string exact = "strict";
     bool monolithic = false;
     bool check = false;
@@ -48,7 +48,12 @@ Status complete(RunFlags& flags) {
         if (!tokens) return tl::unexpected(tokens.error());
         flags.request.prompt_tokens = std::move(*tokens);
     }
-    const auto coverage = parse_share(flags.coverage);
+    if (!flags.coverage.empty() && flags.listen.empty() && flags.member.url.empty()) {
+        return fail(Errc::kUsage,
+                    "--wait-coverage is about outside workers: it needs --listen or "
+                    "--join");
+    }
+    const auto coverage = parse_share(flags.coverage.empty() ? "100%" : flags.coverage);
     if (!coverage) return tl::unexpected(coverage.error());
     flags.request.stop_at_end = !flags.ignore_end;
     flags.swarm.model_path = flags.session.model_path;
@@ -185,10 +190,9 @@ void add_flags(CLI::App& command, RunFlags& flags) {
     command.add_option("--state", flags.member.state_dir, "folder of this backbone's key")
         ->needs(join);
     command.add_option("--ca", flags.member.ca_file, "certificates to believe (PEM)")->needs(join);
-    command
-        .add_option("--wait-coverage", flags.coverage,
-                    "share of the experts that outside workers must hold before it starts")
-        ->capture_default_str();
+    command.add_option("--wait-coverage", flags.coverage,
+                       "share of the experts that outside workers must hold before it starts "
+                       "(default 100%)");
     command.add_option("--exact", flags.exact, "strict: only workers that give the same bits; any")
         ->check(CLI::IsMember({"strict", "any"}))
         ->capture_default_str();
