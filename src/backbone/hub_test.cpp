@@ -305,6 +305,10 @@ TEST(Challenge, IsNoLargerThanTheWorkerTakes) {
 // ---- the roster ---------------------------------------------------------------------------------
 
 TEST(Start, TooFewDescriptorsAreAnErrorAndNoCrash) {
+#ifdef __SANITIZE_ADDRESS__
+    // UBSan asks a pipe whether memory may be read, and takes the lack of one for a broken object.
+    GTEST_SKIP() << "the sanitizer itself needs descriptors";
+#endif
     (void)ToySwarm();  // what is opened once a process is open
     rlimit before{};
     ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);

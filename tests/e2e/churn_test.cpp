@@ -206,7 +206,10 @@ TEST(Churn, DrainCostsNothing) {
         if (scene.run.given_up("w3") + others_given_up(scene.run, "w3", 4) == 0) {
             EXPECT_EQ(json["retries"], 0);
         }
-        EXPECT_GT(pairs_of(json, "w3"), 0U);
+        // With another holder of the same experts beside it, it may never have been asked.
+        if (shares == kDisjoint) {
+            EXPECT_GT(pairs_of(json, "w3"), 0U);
+        }
     }
 }
 
