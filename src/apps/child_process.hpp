@@ -24,10 +24,10 @@ namespace kvasir::apps {
 constexpr size_t kTailBytesMax = 8192;
 
 struct ChildOptions {
-    std::string program;                   // path, not looked up in PATH
-    std::vector<std::string> arguments;    // without the program's name
-    std::string label;                     // for messages and log lines
-    int cpu = -1;                          // run on this CPU only; -1: anywhere
+    std::string program;                        // path, not looked up in PATH
+    std::vector<std::string> arguments;         // without the program's name
+    std::string label;                          // for messages and log lines
+    int cpu = -1;                               // run on this CPU only; -1: anywhere
     std::vector<std::string> environment = {};  // "NAME=VALUE", over what this process has
 };
 
