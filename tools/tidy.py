@@ -24,7 +24,7 @@ FLOORS = {
     "store": ["base", "market", "ledger"],
     "engine": ["base", "crypto", "moe"],
     "generate": ["base", "crypto", "engine"],
-    "relay": ["base", "net", "crypto", "wire/frame.hpp", "wire/attach.hpp"],
+    "relay": ["base", "net", "crypto", "access", "wire/frame.hpp", "wire/attach.hpp"],
     "access": ["base", "wire", "crypto", "net"],
     "worker": ["base", "wire", "moe", "crypto", "engine", "net", "access"],
     "coordinator": ["base", "wire", "crypto", "moe", "market", "ledger", "net", "store"],

@@ -85,6 +85,15 @@ Result<Attachment> attach(const AttachOptions& options, const Credentials& crede
     return handshake(std::move(*stream), options.role, credentials, deadline);
 }
 
+Status check_signature(const wire::Attach& attach, wire::Role role, const wire::Nonce& nonce) {
+    if (crypto::verify(crypto::PublicKey{attach.node}, wire::kAttachContext,
+                       wire::attach_statement(nonce, role, attach), attach.signature)) {
+        return {};
+    }
+    return fail(Errc::kDenied,
+                "the signature is not by the node's key over this connection's nonce");
+}
+
 Result<crypto::TokenClaims> check(const wire::Attach& attach, wire::Role role,
                                   const wire::Nonce* nonce, const crypto::PublicKey& market,
                                   crypto::WallTime now, std::chrono::seconds leeway) {
@@ -93,19 +102,20 @@ Result<crypto::TokenClaims> check(const wire::Attach& attach, wire::Role role,
                                         ", this server " + std::to_string(wire::kProtocolMajor) +
                                         ": update the older one");
     }
+    if (attach.token.empty()) {
+        return fail(Errc::kDenied, "no token: ask the market for one (kvasir worker --invite)");
+    }
     auto claims = crypto::open_token(attach.token, market);
     if (!claims) return claims;
     if (Status ok = crypto::check_time(*claims, now, leeway); !ok)
         return tl::unexpected(ok.error());
     if (claims->node.bytes != attach.node)
-        return fail(Errc::kDenied, "the token belongs to another node");
+        return fail(Errc::kDenied, "the token is another node's");
     if ((claims->roles & role_bit(role)) == 0)
         return fail(Errc::kDenied, "the token does not allow this role");
-    if (nonce != nullptr &&
-        !crypto::verify(claims->node, wire::kAttachContext,
-                        wire::attach_statement(*nonce, role, attach), attach.signature)) {
-        return fail(Errc::kDenied,
-                    "the node's signature is wrong: it does not have the token's key");
+    if (nonce != nullptr) {
+        if (Status ok = check_signature(attach, role, *nonce); !ok)
+            return tl::unexpected(ok.error());
     }
     return claims;
 }

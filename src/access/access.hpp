@@ -51,4 +51,8 @@ Result<crypto::TokenClaims> check(const wire::Attach& attach, wire::Role role,
                                   const wire::Nonce* nonce, const crypto::PublicKey& market,
                                   crypto::WallTime now, std::chrono::seconds leeway);
 
+// The part of check() that needs no market: the node signed this nonce with its key. Errors:
+// kDenied.
+Status check_signature(const wire::Attach& attach, wire::Role role, const wire::Nonce& nonce);
+
 }  // namespace kvasir::access

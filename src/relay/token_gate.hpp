@@ -29,8 +29,8 @@ public:
                             const std::string& token) override;
 
 private:
-    Result<Admission> check_token(const crypto::PublicKey& node, wire::Role role,
-                                  const std::string& token) const;
+    Result<Admission> check(const wire::Attach& attach, wire::Role role,
+                            const wire::Nonce* nonce) const;
 
     const GateOptions options_;
 };
