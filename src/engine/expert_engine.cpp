@@ -8,6 +8,8 @@
 
 #include "base/check.hpp"
 #include "engine/graph.hpp"
+#include "engine/kernel_plan.hpp"
+#include "engine/kernel_runner.hpp"
 #include "engine/q8k.hpp"
 #include "engine/runtime.hpp"
 #include "ggml-backend.h"
@@ -52,8 +54,9 @@ bool bank_takes_q8k(ggml_backend_dev_t device, const Bank& bank) {
 
 class GgmlEngine final : public ExpertEngine {
 public:
-    GgmlEngine(ggml_backend_dev_t device, ggml_backend_ptr backend, ggml_threadpool* pool)
-        : device_(device), backend_(std::move(backend)), pool_(pool) {
+    GgmlEngine(ggml_backend_dev_t device, ggml_backend_ptr backend, ggml_threadpool* pool,
+               std::unique_ptr<KernelRunner> runner)
+        : device_(device), backend_(std::move(backend)), pool_(pool), runner_(std::move(runner)) {
         host_memory_ = ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device_));
     }
     ~GgmlEngine() override {
@@ -62,7 +65,8 @@ public:
     }
 
     Result<std::shared_ptr<const Bank>> prepare(const moe::ExpertBank& meta, BankWeights weights,
-                                                const moe::Program& program) override {
+                                                const moe::Program& program,
+                                                kernels::NumericClass numeric) override {
         auto shape = moe::validate(program, meta);
         if (!shape) return tl::unexpected(shape.error());
         for (const moe::SlabTensor& slab : meta.tensors) {
@@ -73,7 +77,7 @@ public:
             }
         }
         auto bank = std::make_shared<Bank>(Bank{std::move(weights), program, std::move(*shape),
-                                                meta.experts, g_next_bank_id.fetch_add(1), false});
+                                                meta.experts, g_next_bank_id.fetch_add(1)});
         PairGraph probe = build_graph(*bank, kRowF32, RowLayout::kPerPair, 1);
         for (int i = 0; i < ggml_graph_n_nodes(probe.graph); ++i) {
             const ggml_tensor* node = ggml_graph_node(probe.graph, i);
@@ -84,6 +88,7 @@ public:
             }
         }
         bank->takes_q8k = bank_takes_q8k(device_, *bank);
+        plan(*bank, numeric);
         return std::shared_ptr<const Bank>(std::move(bank));
     }
 
@@ -95,6 +100,10 @@ public:
             return tl::unexpected(ok.error());
         }
         if (pairs.empty()) return std::span<const float>{};
+        if (bank.plan != nullptr && runner_ != nullptr) {
+            const auto out = runner_->compute(*bank.plan, row_type, row_count, rows, pairs);
+            if (!out.empty()) return out;
+        }
         const auto count = static_cast<uint32_t>(pairs.size());
         const RowLayout layout = row_count == 1 ? RowLayout::kShared : RowLayout::kPerPair;
         auto graph = find_graph(bank, row_type, layout, count);
@@ -124,6 +133,17 @@ public:
     }
 
 private:
+    void plan(Bank& bank, kernels::NumericClass numeric) const {
+        if (runner_ == nullptr || numeric == kernels::NumericClass::kOther) {
+            bank.why_graph = runner_ == nullptr ? "kernels are off" : "another kind of backbone";
+            return;
+        }
+        bank.why_graph = KernelPlan::obstacle(bank.program, bank.shape, bank.weights);
+        if (!bank.why_graph.empty()) return;
+        bank.plan = std::make_shared<const KernelPlan>(
+            KernelPlan::make(bank.program, bank.shape, bank.weights, numeric));
+    }
+
     static Status check(const Bank& bank, uint32_t row_type, uint32_t row_count,
                         std::span<const uint8_t> rows, std::span<const PairIn> pairs,
                         uint64_t bytes) {
@@ -220,6 +240,7 @@ private:
     ggml_backend_dev_t device_;
     ggml_backend_ptr backend_;
     ggml_threadpool* pool_;
+    std::unique_ptr<KernelRunner> runner_;  // null: graphs only
     bool host_memory_ = true;
     // Of the computing thread.
     ggml_backend_buffer_ptr arena_;
@@ -263,7 +284,7 @@ uint64_t Bank::scratch_bytes_per_pair() const {
 }
 
 Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* device,
-                                                         uint32_t threads) {
+                                                         uint32_t threads, ComputeWith with) {
     KVASIR_CHECK(device != nullptr && threads >= 1);
     ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
@@ -271,10 +292,13 @@ Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* de
                     std::string("ggml device ") + ggml_backend_dev_name(device) + " did not start");
     }
     ggml_threadpool* pool = nullptr;
+    std::unique_ptr<KernelRunner> runner;
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
         pool = set_threads(backend.get(), static_cast<int>(threads));
+        if (with == ComputeWith::kKernels) runner = std::make_unique<KernelRunner>(threads);
     }
-    return std::unique_ptr<ExpertEngine>(new GgmlEngine(device, std::move(backend), pool));
+    return std::unique_ptr<ExpertEngine>(
+        new GgmlEngine(device, std::move(backend), pool, std::move(runner)));
 }
 
 }  // namespace kvasir::engine

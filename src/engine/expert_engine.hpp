@@ -1,4 +1,5 @@
-// ExpertEngine: runs an expert program over a bank's weights on one ggml device.
+// ExpertEngine: runs an expert program over a bank's weights, with the kernels (kernels/) where
+// they cover it, else as a graph on one ggml device.
 //
 // Used by the worker for everything and by the backbone for what it computes itself. compute() is
 // the pure function (rows, pairs) -> rows: one output row a pair, in the order of the pairs, with
@@ -12,9 +13,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.hpp"
+#include "engine/kernels/numeric.hpp"
+#include "engine/runtime.hpp"
 #include "engine/weights.hpp"
 #include "moe/program.hpp"
 
@@ -37,6 +41,14 @@ struct PairIn {
     uint32_t expert = 0;  // index into the bank
 };
 
+class KernelPlan;
+
+// What computes a bank.
+enum class ComputeWith : uint8_t {
+    kKernels,  // the kernels where they cover the bank, else a graph of the device
+    kGraph,    // always a graph of the device
+};
+
 // A bank with its program, ready to run. Immutable.
 struct Bank {
     BankWeights weights;
@@ -46,21 +58,24 @@ struct Bank {
     uint64_t id = 0;  // of this preparation, unique in the process
     // Q8_K rows give the same bits as f32 rows: every product of the input uses Q8_K internally.
     bool takes_q8k = false;
+    std::shared_ptr<const KernelPlan> plan = nullptr;  // null: a graph of the device computes it
+    std::string why_graph = {};                        // what the kernels lack for it, in words
     uint64_t scratch_bytes_per_pair() const;
 };
 
 class ExpertEngine {
 public:
     // `threads` >= 1. Errors: kEnvironment.
-    static Result<std::unique_ptr<ExpertEngine>> make(ggml_backend_device* device,
-                                                      uint32_t threads);
+    static Result<std::unique_ptr<ExpertEngine>> make(ggml_backend_device* device, uint32_t threads,
+                                                      ComputeWith with = ComputeWith::kKernels);
     virtual ~ExpertEngine() = default;
 
-    // Checks the program against the bank's tensors and the device. Errors: as moe::validate,
-    // kUnsupported when the device cannot run an operation.
-    virtual Result<std::shared_ptr<const Bank>> prepare(const moe::ExpertBank& meta,
-                                                        BankWeights weights,
-                                                        const moe::Program& program) = 0;
+    // Checks the program against the bank's tensors and the device. `numeric`: whose bits the
+    // kernels are to give (a graph gives the device's own, whatever is asked). Errors: as
+    // moe::validate, kUnsupported when the device cannot run an operation.
+    virtual Result<std::shared_ptr<const Bank>> prepare(
+        const moe::ExpertBank& meta, BankWeights weights, const moe::Program& program,
+        kernels::NumericClass numeric = numeric_class()) = 0;
 
     // rows: row_count rows of row_bytes(row_type, shape.input()) each, contiguous. Returns
     // pairs.size() rows of shape.output() floats, valid until the next call. Errors: kNotHeld

@@ -110,6 +110,18 @@ Fingerprint fingerprint() {
     return print;
 }
 
+kernels::NumericClass numeric_class() {
+#if defined(__x86_64__)
+    const std::string isa = " " + fingerprint().isa + " ";
+    const auto has = [&](const char* name) {
+        return isa.find(" " + std::string(name) + " ") != std::string::npos;
+    };
+    if (has("AVX512")) return kernels::NumericClass::kX86V4;
+    if (has("AVX2") && has("FMA") && has("F16C")) return kernels::NumericClass::kX86V3;
+#endif
+    return kernels::NumericClass::kOther;
+}
+
 ggml_threadpool* make_threads(int threads) {
     auto make = cpu_function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
     if (make == nullptr) return nullptr;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "engine/kernels/numeric.hpp"
 
 struct ggml_backend_device;
 struct ggml_backend;
@@ -36,6 +37,10 @@ struct Fingerprint {
     std::string kernels;   // "ggml-cpu"
 };
 Fingerprint fingerprint();
+
+// Which class of bits the CPU backend of this process computes; kOther when the kernels imitate no
+// such backend. load_ggml() first.
+kernels::NumericClass numeric_class();
 
 // A pool whose threads sleep between graphs (no polling): a spinning worker ruins its neighbour.
 // Null when the CPU backend has no pools. Free with free_threads() after whatever uses it.

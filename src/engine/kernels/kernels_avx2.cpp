@@ -1,0 +1,10 @@
+// Compiled with AVX2, FMA and F16C: see src/CMakeLists.txt.
+#include "engine/kernels/dots.hpp"
+#include "engine/kernels/lanes_avx2.hpp"
+#include "engine/kernels/sets.hpp"
+
+namespace kvasir::engine::kernels {
+
+const Kernels kKernelsAvx2 = make_kernels<Avx2>("avx2");
+
+}  // namespace kvasir::engine::kernels

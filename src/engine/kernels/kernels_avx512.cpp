@@ -1,0 +1,10 @@
+// Compiled with AVX-512 F, BW, VL, DQ and VNNI: see src/CMakeLists.txt.
+#include "engine/kernels/dots.hpp"
+#include "engine/kernels/lanes_avx512.hpp"
+#include "engine/kernels/sets.hpp"
+
+namespace kvasir::engine::kernels {
+
+const Kernels kKernelsAvx512 = make_kernels<Avx512>("avx512");
+
+}  // namespace kvasir::engine::kernels
