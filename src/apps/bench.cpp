@@ -17,6 +17,7 @@
 #include "apps/console.hpp"
 #include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
+#include "apps/kernels_flag.hpp"
 #include "apps/machine.hpp"
 #include "apps/rpc_server.hpp"
 #include "apps/run_report.hpp"
@@ -270,6 +271,7 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
                     "threads of each worker and of the RPC server")
         ->check(threads)
         ->capture_default_str();
+    add_kernels_flag(command, flags.swarm.compute_with);
     command.add_option("--pairs", flags.rounds, "measured runs of each")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();

@@ -29,6 +29,9 @@ Result<LocalWorkers> LocalWorkers::start(const LocalWorkersOptions& options) {
         child.arguments = {"worker",        "--model",          options.model_path,
                            "--experts",     options.experts[i], "--connect",
                            options.connect, "--threads",        std::to_string(options.threads)};
+        if (options.compute_with == engine::ComputeWith::kGraph) {
+            child.arguments.insert(child.arguments.end(), {"--kernels", "off"});
+        }
         if (!options.log_level.empty()) {
             child.arguments.insert(child.arguments.end(), {"--log-level", options.log_level});
         }

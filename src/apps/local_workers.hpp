@@ -13,6 +13,7 @@
 
 #include "apps/child_process.hpp"
 #include "base/result.hpp"
+#include "engine/expert_engine.hpp"
 
 namespace kvasir::apps {
 
@@ -22,8 +23,9 @@ struct LocalWorkersOptions {
     std::vector<std::string> experts;  // one segment list ("0-7:0-63") per worker
     std::string connect;               // ws://127.0.0.1:PORT
     uint32_t threads = 1;              // per worker
-    std::vector<int> cpus;             // worker i runs on cpus[i % size]; empty: anywhere
-    std::string log_level;             // --log-level of the workers; empty: theirs
+    engine::ComputeWith compute_with = engine::ComputeWith::kKernels;
+    std::vector<int> cpus;  // worker i runs on cpus[i % size]; empty: anywhere
+    std::string log_level;  // --log-level of the workers; empty: theirs
 };
 
 class LocalWorkers {

@@ -14,6 +14,7 @@
 #include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
 #include "apps/generate_once.hpp"
+#include "apps/kernels_flag.hpp"
 #include "apps/membership.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
@@ -180,6 +181,7 @@ void add_flags(CLI::App& command, RunFlags& flags) {
     command.add_option("--worker-threads", flags.swarm.worker_threads, "threads of each worker")
         ->check(CLI::Range(1, 512))
         ->capture_default_str();
+    add_kernels_flag(command, flags.swarm.compute_with);
     auto* listen = command.add_option("--listen", flags.listen,
                                       "HOST:PORT where outside workers may join; wait for them");
     auto* join =

@@ -29,6 +29,7 @@ void add_swarm(Json& out, const backbone::Report& swarm, uint64_t tokens) {
     for (const backbone::WorkerReport& worker : swarm.workers) {
         workers.push_back({{"id", printable(worker.id)},
                            {"build", printable(worker.build, 1000)},
+                           {"computes", printable(worker.computes, 200)},
                            {"experts_held", worker.experts_held},
                            {"pairs", worker.pairs},
                            {"bytes_in", worker.bytes_in},

@@ -28,6 +28,7 @@ RunOutcome outcome_with_two_workers() {
     swarm.workers.resize(2);
     swarm.workers[0] = {.id = "w0",
                         .build = "kvasir 0.1.0",
+                        .computes = "kernels avx2 as x86-v3",
                         .experts_held = 128,
                         .pairs = 50,
                         .bytes_in = 3000,

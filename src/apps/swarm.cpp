@@ -34,6 +34,7 @@ public:
         backbone.relays = options_.relays;
         backbone.exact_strict = options_.exact_strict;
         backbone.local_threads = options_.threads;
+        backbone.compute_with = options_.compute_with;
         auto started = backbone::Backbone::start(backbone);
         if (!started) return tl::unexpected(started.error());
         backbone_ = std::move(*started);
@@ -73,6 +74,7 @@ private:
         local.model_path = options_.model_path;
         local.connect = address();
         local.threads = options_.worker_threads;
+        local.compute_with = options_.compute_with;
         local.cpus = options_.worker_cpus;
         for (const auto& share : moe::split_evenly(*model, options_.workers)) {
             if (!share.empty()) local.experts.push_back(moe::to_string(share));

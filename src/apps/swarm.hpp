@@ -17,6 +17,7 @@
 #include "backbone/report.hpp"
 #include "backbone/uplink.hpp"
 #include "base/result.hpp"
+#include "engine/expert_engine.hpp"
 
 namespace kvasir::apps {
 
@@ -24,9 +25,10 @@ struct SwarmOptions {
     std::string model_path;
     uint32_t workers = 0;  // local worker processes to spawn; 0: none
     uint32_t worker_threads = 1;
-    uint32_t threads = 1;                // the backbone's own, for experts that nobody holds
-    std::string listen = "127.0.0.1:0";  // HOST:PORT of the hub; port 0: any free one
-    bool wait_outside = false;           // wait for workers that somebody else starts
+    uint32_t threads = 1;  // the backbone's own, for experts that nobody holds
+    engine::ComputeWith compute_with = engine::ComputeWith::kKernels;  // of all of them
+    std::string listen = "127.0.0.1:0";           // HOST:PORT of the hub; port 0: any free one
+    bool wait_outside = false;                    // wait for workers that somebody else starts
     std::vector<backbone::UplinkOptions> relays;  // that outside workers may come through
     double coverage = 1.0;  // share of the experts that must be held before start() returns
     std::chrono::seconds coverage_timeout{

@@ -18,10 +18,12 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/kernels_flag.hpp"
 #include "apps/transfer_line.hpp"
 #include "base/log.hpp"
 #include "engine/runtime.hpp"
 #include "worker/agent.hpp"
+#include "worker/code_pages.hpp"
 #include "worker/worker.hpp"
 
 namespace kvasir::apps {
@@ -58,6 +60,7 @@ Status join(const WorkerFlags& flags) {
     worker::AgentOptions options = flags.join;
     options.threads = flags.worker.threads;
     options.device = flags.worker.device;
+    options.compute_with = flags.worker.compute_with;
     options.name = flags.worker.name;
     options.on_line = [&line](const std::string& text) { line.print("worker: " + text); };
     options.on_bytes = [&line](uint64_t done, uint64_t total) { line.show(done, total); };
@@ -94,6 +97,8 @@ Status serve(const WorkerFlags& flags) {
         return fail(Errc::kUsage, "give --slice S.gguf, or --model M.gguf with --experts SPEC");
     }
     if (Status ok = engine::load_ggml(); !ok) return ok;
+    // Loading has touched much code that serving does not: it goes before the slice comes.
+    (void)worker::give_back_code_pages();
     auto holding = worker::Holding::open(flags.holding);
     if (!holding) return tl::unexpected(holding.error());
     auto made = worker::Worker::make(**holding, flags.worker);
@@ -161,6 +166,7 @@ void add_worker(CLI::App& app, int& exit_code) {
     command->add_option("--threads", flags->worker.threads, "compute threads")
         ->check(CLI::Range(1, 512))
         ->capture_default_str();
+    add_kernels_flag(*command, flags->worker.compute_with);
     command->add_option("--device", flags->worker.device, "ggml device (default: CPU)");
     command->add_option("--name", flags->worker.name,
                         "shown to people (default: this host's name)");

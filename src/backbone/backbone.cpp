@@ -17,10 +17,11 @@ std::map<LayerKey, uint32_t> experts_per_layer(const moe::Model& model) {
     return out;
 }
 
-Result<std::unique_ptr<engine::ExpertEngine>> make_engine(uint32_t threads) {
+Result<std::unique_ptr<engine::ExpertEngine>> make_engine(uint32_t threads,
+                                                          engine::ComputeWith with) {
     auto device = engine::find_device("");
     if (!device) return tl::unexpected(device.error());
-    return engine::ExpertEngine::make(*device, threads);
+    return engine::ExpertEngine::make(*device, threads, with);
 }
 
 class SwarmBackbone final : public Backbone {
@@ -31,11 +32,12 @@ public:
           board_(experts_per_layer(replica_->model())) {}
 
     Status start() {
-        auto learner = make_engine(1);
+        auto learner = make_engine(1, options_.compute_with);
         if (!learner) return tl::unexpected(learner.error());
         learner_ = std::move(*learner);
         if (options_.listen.empty() && options_.relays.empty()) return {};
-        auto engine = make_engine(1);
+        // Workers are held to ggml itself, not to this process's kernels.
+        auto engine = make_engine(1, engine::ComputeWith::kGraph);
         if (!engine) return tl::unexpected(engine.error());
         verifier_ = std::make_unique<Verifier>(*replica_, board_, std::move(*engine),
                                                options_.exact_strict);
@@ -87,7 +89,7 @@ public:
     }
 
     std::unique_ptr<Lane> open_lane() override {
-        auto engine = make_engine(options_.local_threads);
+        auto engine = make_engine(options_.local_threads, options_.compute_with);
         if (!engine) {
             log(LogLevel::kError, "backbone", engine.error().detail);
             return nullptr;

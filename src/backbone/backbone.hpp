@@ -20,6 +20,7 @@
 #include "backbone/uplink.hpp"
 #include "base/ids.hpp"
 #include "base/result.hpp"
+#include "engine/expert_engine.hpp"
 #include "engine/weights.hpp"
 #include "moe/program.hpp"
 
@@ -34,6 +35,7 @@ struct Options {
     std::vector<UplinkOptions> relays;  // that lead to more workers
     bool exact_strict = true;    // only workers whose bits equal ours; else answers are labelled
     uint32_t local_threads = 1;  // for what the backbone computes itself next to workers' work
+    engine::ComputeWith compute_with = engine::ComputeWith::kKernels;  // what it computes itself
     std::chrono::milliseconds stall_max{
         400};                   // longest wait for a decode answer before a retry elsewhere
     std::string cache_dir;      // manifest cache; empty: the user's

@@ -14,7 +14,6 @@
 namespace kvasir::backbone {
 namespace {
 
-constexpr uint32_t kLocalChunkPairs = 256;  // keeps the engine's scratch small
 constexpr uint32_t kNoSlot = ~uint32_t{0};
 
 // Copies floats and tells whether all of them are finite.
@@ -48,7 +47,8 @@ SwarmLane::~SwarmLane() {
 void SwarmLane::set_threads(uint32_t threads) {
     auto device = engine::find_device("");
     if (!device) return;
-    if (auto engine = engine::ExpertEngine::make(*device, threads)) engine_ = std::move(*engine);
+    if (auto engine = engine::ExpertEngine::make(*device, threads, engine_->with()))
+        engine_ = std::move(*engine);
 }
 
 Result<bool> SwarmLane::compute(const LayerBatch& batch) {
@@ -59,16 +59,26 @@ Result<bool> SwarmLane::compute(const LayerBatch& batch) {
     if (!prepare(batch)) return false;
     group_pairs();
     assign(to_assign_);
-    if (to_send_.empty()) return false;  // the caller's own graph is the shorter way
+    // Without the kernels the caller's own graph is the shorter way.
+    if (to_send_.empty() && !uses_kernels()) return false;
+    const bool any_remote = !to_send_.empty();
     Status ok = run_assigned();
     if (ok) ok = collect();
     finish();
     if (!ok) return tl::unexpected(ok.error());
+    if (!any_remote) {
+        note_local(local_pairs_);
+        return true;
+    }
     auto slowest = local_compute_;
     for (const auto& [worker, time] : worker_compute_) slowest = std::max(slowest, time);
     stats_.add_layer(remote_pairs_, local_pairs_, retried_pairs_, net::Clock::now() - start,
                      slowest, exact_);
     return true;
+}
+
+bool SwarmLane::uses_kernels() const {
+    return engine_->with() == engine::ComputeWith::kKernels && learned_->bank->plan != nullptr;
 }
 
 // Takes the newest roster and decides whether this batch is for the swarm at all.
@@ -281,60 +291,6 @@ bool SwarmLane::rows_for(Call& call, std::span<const uint8_t>& rows, uint32_t& r
     }
     rows = gathered_;
     return true;
-}
-
-Status SwarmLane::quantise_rows() {
-    if (rows_quantised_) return {};
-    const uint32_t width = learned_->bank->shape.input();
-    quantised_.resize(engine::row_bytes(engine::kRowQ8K, width) * batch_->row_count);
-    rows_quantised_ = true;
-    return engine_->quantise(reinterpret_cast<const float*>(batch_->rows), batch_->row_count, width,
-                             quantised_.data());
-}
-
-Status SwarmLane::compute_groups(std::span<const uint32_t> groups) {
-    if (groups.empty()) return {};
-    const auto start = net::Clock::now();
-    size_t begin = 0;
-    while (begin < groups.size()) {
-        size_t end = begin + 1;
-        while (end < groups.size() &&
-               pairs_in(groups.subspan(begin, end + 1 - begin)) <= kLocalChunkPairs)
-            ++end;
-        if (Status ok = compute_chunk(groups.subspan(begin, end - begin)); !ok) return ok;
-        begin = end;
-    }
-    const auto took = net::Clock::now() - start;
-    local_compute_ += took;
-    // Nobody read the answers meanwhile, and a long one cannot be sent unread: not the workers'
-    // time.
-    for (const auto& call : calls_) {
-        if (call->open) call->deadline += took;
-    }
-    return {};
-}
-
-Status SwarmLane::compute_chunk(std::span<const uint32_t> groups) {
-    const engine::Bank& bank = *learned_->bank;
-    engine_pairs_.clear();
-    for (uint32_t g : groups) {
-        for (uint32_t i = groups_[g].begin; i < groups_[g].end; ++i) {
-            const LayerBatch::Pair& pair = batch_->pairs[order_[i]];
-            engine_pairs_.push_back({pair.row, pair.expert});
-        }
-    }
-    const std::span<const uint8_t> rows(batch_->rows, batch_->row_stride * batch_->row_count);
-    auto out = engine_->compute(bank, engine::kRowF32, batch_->row_count, rows, engine_pairs_);
-    if (!out) return tl::unexpected(out.error());
-    const uint32_t width = bank.shape.output();
-    const float* next = out->data();
-    for (uint32_t g : groups) {
-        for (uint32_t i = groups_[g].begin; i < groups_[g].end; ++i, next += width) {
-            std::memcpy(batch_->pairs[order_[i]].out, next, width * sizeof(float));
-        }
-    }
-    local_pairs_ += engine_pairs_.size();
-    return {};
 }
 
 Status SwarmLane::collect() {

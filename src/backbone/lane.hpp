@@ -34,6 +34,8 @@ public:
     void set_threads(uint32_t threads) override;
 
 private:
+    bool uses_kernels() const;
+
     // All rows of one expert; pairs_ [begin, end) in order_.
     struct ExpertRows {
         uint32_t expert = 0;

@@ -35,12 +35,12 @@ TEST_P(BadWorker, CostsARetryAndNeverABit) {
     ASSERT_TRUE(swarm.covered());
     auto lane = swarm.backbone().open_lane();
     const auto first = swarm.check(*lane, kLayer0, ToySwarm::all_experts(), kToyUsed, 1);
-    EXPECT_TRUE(first.remote && first.same_bits);
+    EXPECT_TRUE(first.computed && first.same_bits);
     swarm.backbone().reset_report();
 
     liar->set_mood(GetParam().mood);
     const auto outcome = swarm.check(*lane, kLayer1, ToySwarm::all_experts(), kToyUsed, 2);
-    EXPECT_TRUE(outcome.remote && outcome.same_bits);
+    EXPECT_TRUE(outcome.computed && outcome.same_bits);
     EXPECT_LT(outcome.took, 3000ms);
     EXPECT_EQ(swarm.backbone().report().retries > 0, GetParam().retried);
     if (GetParam().closed) {
@@ -52,7 +52,7 @@ TEST_P(BadWorker, CostsARetryAndNeverABit) {
     for (uint64_t i = 0; i < 4; ++i) {
         const auto next = swarm.check(*lane, i % 2 ? kLayer1 : kLayer0, ToySwarm::all_experts(),
                                       kToyUsed, 10 + i);
-        EXPECT_TRUE(next.remote && next.same_bits) << i;
+        EXPECT_TRUE(next.computed && next.same_bits) << i;
     }
     EXPECT_TRUE(find(swarm.backbone().report(), "healthy").connected);
     EXPECT_TRUE(swarm.backbone().report().exact);
@@ -95,7 +95,7 @@ TEST(Churn, AResetDuringOrAfterTheAnswerNeverCostsABit) {
         liar->set_mood(mood);
         for (uint64_t i = 0; i < 4; ++i) {
             const auto outcome = swarm.check(*lane, kLayer0, ToySwarm::all_experts(), kToyUsed, i);
-            EXPECT_TRUE(outcome.remote && outcome.same_bits) << i;
+            EXPECT_TRUE(outcome.computed && outcome.same_bits) << i;
         }
         EXPECT_TRUE(eventually([&] { return !find(swarm.backbone().report(), "liar").connected; }));
     }
@@ -111,7 +111,7 @@ TEST(Churn, AnotherHolderIsAskedBeforeTheBackboneComputes) {
     one->set_mood(Mood::kError);
     two->set_mood(Mood::kError);
     const auto outcome = swarm.check(*lane, kLayer0, ToySwarm::all_experts(), kToyUsed, 1);
-    EXPECT_TRUE(outcome.remote && outcome.same_bits);
+    EXPECT_TRUE(outcome.computed && outcome.same_bits);
     const Report report = swarm.backbone().report();
     EXPECT_EQ(report.pairs_local, 8u);
     EXPECT_EQ(report.pairs_remote, 0u);
@@ -129,18 +129,23 @@ TEST(Coverage, WhatNobodyHoldsIsComputedHere) {
     EXPECT_NE(missing.error().detail.find("0:5-5"), std::string::npos) << missing.error().detail;
     auto lane = swarm.backbone().open_lane();
     const auto with = swarm.check(*lane, kLayer0, {5, 0, 5, 7, 1, 2}, 2, 1);
-    EXPECT_TRUE(with.remote && with.same_bits);
+    EXPECT_TRUE(with.computed && with.same_bits);
     EXPECT_EQ(swarm.backbone().report().pairs_local, 2u);
     EXPECT_EQ(swarm.backbone().report().pairs_remote, 4u);
     const auto without = swarm.check(*lane, kLayer1, {0, 7}, 2, 2);
-    EXPECT_TRUE(without.remote && without.same_bits);
+    EXPECT_TRUE(without.computed && without.same_bits);
     EXPECT_EQ(swarm.backbone().report().pairs_local, 2u);
     high.reset();  // between two layers
     const auto after = swarm.check(*lane, kLayer0, {0, 7, 6, 5}, 2, 3);
-    EXPECT_TRUE(after.remote && after.same_bits);
+    EXPECT_TRUE(after.computed && after.same_bits);
     EXPECT_TRUE(eventually([&] { return swarm.backbone().coverage() < 0.7; }));
-    // Only experts that nobody holds any more: the caller's own graph.
-    EXPECT_FALSE(swarm.check(*lane, kLayer1, {5, 7}, 2, 4).remote);
+    // Only experts that nobody holds any more: the kernels compute all of it here.
+    const backbone::Report before = swarm.backbone().report();
+    const auto here = swarm.check(*lane, kLayer1, {5, 7}, 2, 4);
+    EXPECT_TRUE(here.computed && here.same_bits);
+    EXPECT_EQ(swarm.backbone().report().pairs_local, before.pairs_local + 2);
+    EXPECT_EQ(swarm.backbone().report().pairs_remote, before.pairs_remote);
+    EXPECT_EQ(swarm.backbone().report().layers, before.layers);
 }
 
 // B5 and B2: a warm-up selects every expert; a batch may have no pairs at all.
@@ -150,7 +155,7 @@ TEST(Batches, WarmUpAndNothingSendNoFrames) {
     ASSERT_TRUE(swarm.covered());
     auto lane = swarm.backbone().open_lane();
     const uint64_t before = worker->computes();
-    EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1, 2, 3, 4, 5, 6, 7}, kToyExperts, 1).remote);
+    EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1, 2, 3, 4, 5, 6, 7}, kToyExperts, 1).computed);
     LayerBatch empty;
     empty.layer = kLayer0;
     EXPECT_TRUE(lane->compute(empty).value());
@@ -204,7 +209,7 @@ TEST(Batches, LongPromptsAreSplitAndKeepTheirBits) {
     }
     for (uint64_t i = 0; i < 3; ++i) {
         const auto outcome = swarm.check(*lane, kLayer0, ids, 2, i);
-        EXPECT_TRUE(outcome.remote && outcome.same_bits);
+        EXPECT_TRUE(outcome.computed && outcome.same_bits);
     }
     EXPECT_EQ(swarm.backbone().report().pairs_remote + swarm.backbone().report().pairs_local,
               1800u);
@@ -227,7 +232,7 @@ TEST(Lanes, SeveralShareWorkersThatComeAndGo) {
                     const auto outcome =
                         swarm.check(*lane, random() % 2 ? kLayer0 : kLayer1,
                                     {first, (first + 3) % 8, (first + 1) % 8, first}, 2, random());
-                    if (outcome.remote && !outcome.same_bits) wrong = true;
+                    if (outcome.computed && !outcome.same_bits) wrong = true;
                 }
             }
         });

@@ -11,7 +11,8 @@ namespace kvasir::backbone {
 
 struct WorkerReport {
     std::string id;
-    std::string build;  // fingerprint in one line
+    std::string build;     // fingerprint in one line
+    std::string computes;  // with what, of the bank asked last
     uint64_t experts_held = 0;
     uint64_t pairs = 0;  // answered and used
     uint64_t requests = 0;

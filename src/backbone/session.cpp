@@ -313,6 +313,7 @@ WorkerReport WorkerSession::report() const {
     WorkerReport out;
     out.id = label_;
     out.build = one_line(hello_.build);
+    out.computes = computes_;
     for (const HeldBank& held : banks_) out.experts_held += held.globals.size();
     out.pairs = pairs_;
     out.requests = requests_;
@@ -323,6 +324,11 @@ WorkerReport WorkerSession::report() const {
     out.exact = exact();
     out.connected = open();
     return out;
+}
+
+void WorkerSession::computes_with(std::string text) {
+    const std::lock_guard lock(link_->mu_);
+    computes_ = std::move(text);
 }
 
 void WorkerSession::reset_report() {

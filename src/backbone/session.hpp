@@ -86,6 +86,8 @@ public:
     dispatch::HolderCost costs() const;
     // The outcome of one bank's challenge; exact() is true when all so far were.
     void mark_exact(bool exact);
+    // What the worker says computes its banks, for the report.
+    void computes_with(std::string text);
     bool exact() const { return exact_.load(); }
     bool draining() const { return draining_.load(); }
     WorkerReport report() const;
@@ -132,6 +134,7 @@ private:
     bool differed_ = false;  // a challenge gave other bits
     uint32_t control_this_second_ = 0;
     net::Clock::time_point second_start_{};
+    std::string computes_;
     uint64_t pairs_ = 0, requests_ = 0, failures_ = 0, late_ = 0;
     uint64_t bytes_in_ = 0, bytes_out_ = 0;  // on the wire, WebSocket headers included
     std::vector<float> compute_us_;          // the newest kSamples, as a ring

@@ -84,8 +84,8 @@ public:
     bool covered(double share = 1) { return backbone_->wait_coverage(share, 20s).has_value(); }
 
     struct Outcome {
-        bool remote = false;     // compute() returned true
-        bool same_bits = false;  // when remote
+        bool computed = false;   // compute() returned true
+        bool same_bits = false;  // when computed
         std::chrono::milliseconds took{0};
     };
     // `ids`: used experts for each token.
@@ -119,8 +119,8 @@ public:
         outcome.took =
             std::chrono::duration_cast<std::chrono::milliseconds>(net::Clock::now() - start);
         EXPECT_TRUE(done) << (done ? "" : done.error().detail);
-        outcome.remote = done && *done;
-        if (!outcome.remote) return outcome;
+        outcome.computed = done && *done;
+        if (!outcome.computed) return outcome;
         auto engine = toy::make_engine();
         const auto bank = toy_.prepare(*engine, layer);
         auto want = engine->compute(*bank, engine::kRowF32, tokens, toy::as_bytes(rows), pairs);

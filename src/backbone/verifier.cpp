@@ -174,8 +174,10 @@ Status Verifier::start(Candidate& candidate) {
     Check& check = candidate.check.emplace();
     check.learned = *learned;
     check.request_id = candidate.session->next_request_id();
-    const auto message = wire::encode_program(
-        {learned->program_id, layer, moe::encode(learned->bank->program)}, check.request_id);
+    const auto message =
+        wire::encode_program({learned->program_id, layer, moe::encode(learned->bank->program),
+                              static_cast<uint32_t>(engine::numeric_class())},
+                             check.request_id);
     const std::span<const uint8_t> piece(message);
     return send(candidate, {&piece, 1});
 }
@@ -197,6 +199,7 @@ Status Verifier::on_ack(Candidate& candidate, const Reply& reply) {
     // Whatever its reason, the worker may hold other banks whose programs it can run.
     if (ack->status != 0)
         return fail(Errc::kUnsupported, "cannot run the program: " + printable(ack->detail));
+    candidate.session->computes_with(printable(ack->detail));
     return send_challenge(candidate, 1);
 }
 

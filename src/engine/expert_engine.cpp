@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <random>
 #include <string>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "engine/graph.hpp"
 #include "engine/kernel_plan.hpp"
 #include "engine/kernel_runner.hpp"
@@ -104,6 +106,28 @@ public:
             const auto out = runner_->compute(*bank.plan, row_type, row_count, rows, pairs);
             if (!out.empty()) return out;
         }
+        return compute_graph(bank, row_type, row_count, rows, pairs);
+    }
+
+    ComputeWith with() const override {
+        return runner_ != nullptr ? ComputeWith::kKernels : ComputeWith::kGraph;
+    }
+
+    Status quantise(const float* rows, uint32_t count, uint32_t width, uint8_t* out) override {
+        const uint64_t bytes = row_bytes(kRowQ8K, width);
+        if (bytes == 0)
+            return fail(Errc::kUnsupported,
+                        "rows of " + std::to_string(width) + " values do not fit Q8_K");
+        for (uint32_t r = 0; r < count; ++r)
+            quantise_q8k(rows + uint64_t{r} * width, width, out + r * bytes);
+        return {};
+    }
+
+private:
+    Result<std::span<const float>> compute_graph(const Bank& bank, uint32_t row_type,
+                                                 uint32_t row_count, std::span<const uint8_t> rows,
+                                                 std::span<const PairIn> pairs) {
+        const uint64_t bytes = row_bytes(row_type, bank.shape.input());
         const auto count = static_cast<uint32_t>(pairs.size());
         const RowLayout layout = row_count == 1 ? RowLayout::kShared : RowLayout::kPerPair;
         auto graph = find_graph(bank, row_type, layout, count);
@@ -122,26 +146,37 @@ public:
         return std::span<const float>(staging_);
     }
 
-    Status quantise(const float* rows, uint32_t count, uint32_t width, uint8_t* out) override {
-        const uint64_t bytes = row_bytes(kRowQ8K, width);
-        if (bytes == 0)
-            return fail(Errc::kUnsupported,
-                        "rows of " + std::to_string(width) + " values do not fit Q8_K");
-        for (uint32_t r = 0; r < count; ++r)
-            quantise_q8k(rows + uint64_t{r} * width, width, out + r * bytes);
-        return {};
-    }
-
-private:
-    void plan(Bank& bank, kernels::NumericClass numeric) const {
+    // Gives the bank a plan for the kernels, where there can be one. If they are to give the bits
+    // of this very ggml, one row through one expert is compared first.
+    void plan(Bank& bank, kernels::NumericClass numeric) {
         if (runner_ == nullptr || numeric == kernels::NumericClass::kOther) {
             bank.why_graph = runner_ == nullptr ? "kernels are off" : "another kind of backbone";
             return;
         }
         bank.why_graph = KernelPlan::obstacle(bank.program, bank.shape, bank.weights);
         if (!bank.why_graph.empty()) return;
-        bank.plan = std::make_shared<const KernelPlan>(
+        auto plan = std::make_shared<const KernelPlan>(
             KernelPlan::make(bank.program, bank.shape, bank.weights, numeric));
+        if (numeric != numeric_class() || agrees(bank, *plan)) {
+            bank.plan = std::move(plan);
+            return;
+        }
+        bank.why_graph = "the kernels give other bits than this ggml";
+        log(LogLevel::kWarn, "engine", bank.why_graph + ": not used");
+    }
+
+    bool agrees(const Bank& bank, const KernelPlan& plan) {
+        std::minstd_rand random(1);
+        std::uniform_real_distribution<float> uniform(-1, 1);
+        std::vector<float> row(bank.shape.input());
+        for (float& value : row) value = uniform(random);
+        const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(row.data()),
+                                             row.size() * sizeof(float));
+        const PairIn pair{0, 0};
+        const auto kernels = runner_->compute(plan, kRowF32, 1, bytes, {&pair, 1});
+        const auto graph = compute_graph(bank, kRowF32, 1, bytes, {&pair, 1});
+        return graph && kernels.size() == graph->size() &&
+               std::memcmp(kernels.data(), graph->data(), kernels.size_bytes()) == 0;
     }
 
     static Status check(const Bank& bank, uint32_t row_type, uint32_t row_count,
@@ -281,6 +316,12 @@ uint64_t Bank::scratch_bytes_per_pair() const {
     uint64_t floats = 0;
     for (uint32_t width : shape.width) floats += width;
     return floats * sizeof(float) + sizeof(int32_t);
+}
+
+std::string Bank::computed_by() const {
+    if (plan == nullptr) return "ggml: " + why_graph;
+    return std::string("kernels ") + kernels::available_kernels().begin[0]->name + " as " +
+           numeric_class_name(plan->numeric());
 }
 
 Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* device,

@@ -61,6 +61,7 @@ struct Bank {
     std::shared_ptr<const KernelPlan> plan = nullptr;  // null: a graph of the device computes it
     std::string why_graph = {};                        // what the kernels lack for it, in words
     uint64_t scratch_bytes_per_pair() const;
+    std::string computed_by() const;  // "kernels avx512 as x86-v4", "ggml: weights of type iq2_xs"
 };
 
 class ExpertEngine {
@@ -85,6 +86,8 @@ public:
                                                    uint32_t row_count,
                                                    std::span<const uint8_t> rows,
                                                    std::span<const PairIn> pairs) = 0;
+
+    virtual ComputeWith with() const = 0;
 
     // Quantises f32 rows to Q8_K with the device's own routine, as its products would. `out` must
     // have room for count rows. Errors: kEnvironment.

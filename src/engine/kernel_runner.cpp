@@ -267,10 +267,14 @@ public:
     void prepare_input(uint32_t row_type, uint32_t row_count, std::span<const uint8_t> rows) {
         const uint64_t stride = rows.size() / row_count;
         input_rows_.resize(layouts_.size());
+        std::vector<bool> wanted(row_count);
+        for (const PairIn& pair : pairs_) wanted[pair.row] = true;
         for (size_t i = 0; i < layouts_.size(); ++i) {
             const QuantisedRows& input = plan_.inputs()[i];
             if (input.reg != 0) continue;
+            input_rows_[i].resize(row_count);
             for (uint32_t r = 0; r < row_count; ++r) {
+                if (!wanted[r]) continue;
                 const Row row = layouts_[i].at(scratch_.shared.take(layouts_[i].bytes));
                 const uint8_t* in = rows.data() + r * stride;
                 if (row_type == kRowQ8K) {
@@ -280,7 +284,7 @@ public:
                     std::memcpy(aligned_.data(), in, input.width * sizeof(float));
                     quantise(kernels_, input, aligned_.data(), row);
                 }
-                input_rows_[i].push_back(row);
+                input_rows_[i][r] = row;
             }
         }
     }

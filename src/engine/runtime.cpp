@@ -122,6 +122,29 @@ kernels::NumericClass numeric_class() {
     return kernels::NumericClass::kOther;
 }
 
+kernels::NumericClass numeric_class_of(uint32_t wire_value) {
+    switch (wire_value) {
+        case static_cast<uint32_t>(kernels::NumericClass::kX86V3):
+            return kernels::NumericClass::kX86V3;
+        case static_cast<uint32_t>(kernels::NumericClass::kX86V4):
+            return kernels::NumericClass::kX86V4;
+        default:
+            return kernels::NumericClass::kOther;
+    }
+}
+
+const char* numeric_class_name(kernels::NumericClass numeric) {
+    switch (numeric) {
+        case kernels::NumericClass::kX86V3:
+            return "x86-v3";
+        case kernels::NumericClass::kX86V4:
+            return "x86-v4";
+        case kernels::NumericClass::kOther:
+            break;
+    }
+    return "other";
+}
+
 ggml_threadpool* make_threads(int threads) {
     auto make = cpu_function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
     if (make == nullptr) return nullptr;

@@ -41,6 +41,9 @@ Fingerprint fingerprint();
 // Which class of bits the CPU backend of this process computes; kOther when the kernels imitate no
 // such backend. load_ggml() first.
 kernels::NumericClass numeric_class();
+// Of a number on the wire: kOther for one that is not known here.
+kernels::NumericClass numeric_class_of(uint32_t wire_value);
+const char* numeric_class_name(kernels::NumericClass numeric);  // "x86-v4"
 
 // A pool whose threads sleep between graphs (no polling): a spinning worker ruins its neighbour.
 // Null when the CPU backend has no pools. Free with free_threads() after whatever uses it.

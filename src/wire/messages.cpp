@@ -127,6 +127,7 @@ std::vector<uint8_t> encode_program(const ProgramMessage& message, uint32_t requ
     out.u32(message.program);
     out.u32(message.layer.layer);
     out.u32(message.layer.bank);
+    out.u32(message.numeric);
     out.u32(static_cast<uint32_t>(message.code.size()));
     out.bytes(message.code);
     return finish(FrameType::kProgram, request_id, out);
@@ -250,6 +251,7 @@ Result<ProgramMessage> decode_program_message(std::span<const uint8_t> payload) 
     value.program = in.u32("program");
     value.layer.layer = in.u32("layer");
     value.layer.bank = in.u32("bank");
+    value.numeric = in.u32("numeric");
     const uint32_t size = in.u32("code_bytes");
     if (!in.failed()) in.check_count("code_bytes", size, kProgramBytesMax);
     if (!in.failed()) {

@@ -67,12 +67,15 @@ struct ProgramMessage {
     uint32_t program = 0;       // id, unique per backbone
     LayerKey layer;             // u32, u32
     std::vector<uint8_t> code;  // moe::encode(Program)
+    // u32, between layer and code: whose bits the answers shall have. 0 the worker's own backend's,
+    // 1 x86-v3, 2 x86-v4 (docs/numerics.md); one that the worker does not know counts as 0.
+    uint32_t numeric = 0;
 };
 
 struct ProgramAck {
     uint32_t program = 0;
     uint16_t status = 0;  // 0, or the wire code of an Errc
-    std::string detail;
+    std::string detail;   // what computes the bank, or why it cannot be
 };
 
 struct Pair {            // two u16 on the wire

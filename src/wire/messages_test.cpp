@@ -98,13 +98,13 @@ std::vector<Golden> golden() {
          "0b 00 78 38 36 5f 36 34 20 61 76 78 32 0a 00 67\n"
          "63 63 20 31 32 2e 32 2e 30 08 00 67 67 6d 6c 2d\n"
          "63 70 75\n"},
-        {"PROGRAM", encode_program({9, {3, 0}, {1, 2, 3}}, 1),
-         "03 00 00 00 01 00 00 00 13 00 00 00 00 00 00 00\n"
-         "09 00 00 00 03 00 00 00 00 00 00 00 03 00 00 00\n"
-         "01 02 03\n"},
-        {"PROGRAM_ACK", encode_program_ack({9, 0, ""}, 1),
-         "04 00 00 00 01 00 00 00 08 00 00 00 00 00 00 00\n"
-         "09 00 00 00 00 00 00 00\n"},
+        {"PROGRAM", encode_program({9, {3, 0}, {1, 2, 3}, 2}, 1),
+         "03 00 00 00 01 00 00 00 17 00 00 00 00 00 00 00\n"
+         "09 00 00 00 03 00 00 00 00 00 00 00 02 00 00 00\n"
+         "03 00 00 00 01 02 03\n"},
+        {"PROGRAM_ACK", encode_program_ack({9, 0, "avx2"}, 1),
+         "04 00 00 00 01 00 00 00 0c 00 00 00 00 00 00 00\n"
+         "09 00 00 00 00 00 04 00 61 76 78 32\n"},
         {"PROGRAM_ACK (refused)",
          encode_program_ack({9, errc_info(Errc::kUnsupported).wire_code, "op 12"}, 1),
          "04 00 00 00 01 00 00 00 0d 00 00 00 00 00 00 00\n"
@@ -265,7 +265,7 @@ const Field kFields[] = {
     {"WELCOME", "ping_interval_ms", 28, 4, {1, 19999, 20001, 0xffffffff}},
     {"WELCOME", "build.software", 32, 2},
     {"WELCOME", "build.kernels", 89, 2},
-    {"PROGRAM", "code_bytes", 28, 4},
+    {"PROGRAM", "code_bytes", 32, 4},
     {"PROGRAM_ACK", "detail", 22, 2},
     {"PROGRAM_ACK (refused)", "detail", 22, 2},
     {"COMPUTE", "row_count", 24, 4},
@@ -347,7 +347,7 @@ TEST(Messages, LimitsAreExact) {
     Bytes message = encode_program(program, 1);
     EXPECT_TRUE(decode_any(message));
     message.push_back(7);
-    put(message, 28, 4, kProgramBytesMax + 1);
+    put(message, 32, 4, kProgramBytesMax + 1);
     EXPECT_EQ(decode_any(with_header_size(message)).error().code, Errc::kLimit);
 
     for (const uint32_t rows : {1u, kRowsMax, kRowsMax + 1}) {
@@ -504,12 +504,13 @@ RC_GTEST_PROP(Messages, SmallMessagesRoundTrip,
     RC_ASSERT(welcome_back->ping_interval_ms == welcome.ping_interval_ms);
     RC_ASSERT(same_build(welcome_back->build, welcome.build));
 
-    ProgramMessage message{program, {status, request_id}, *rc::gen::nonEmpty<Bytes>()};
+    ProgramMessage message{program, {status, request_id}, *rc::gen::nonEmpty<Bytes>(), status};
     const auto encoded_program = encode_program(message, request_id);
     RC_ASSERT(decode_frame(encoded_program)->header.request_id == request_id);
     const auto message_back = decode_program_message(payload_of(encoded_program));
     RC_ASSERT(message_back && message_back->program == program);
     RC_ASSERT(message_back->layer == message.layer && message_back->code == message.code);
+    RC_ASSERT(message_back->numeric == status);
 
     const ProgramAck ack{program, status, any_text()};
     const auto ack_back = decode_program_ack(payload_of(encode_program_ack(ack, request_id)));

@@ -344,6 +344,7 @@ Status Agent::serve(Serving& serving) {
     options.name = options_.name;
     options.threads = options_.threads;
     options.device = options_.device;
+    options.compute_with = options_.compute_with;
     options.sleep_max = options_.sleep_max;
     if (throttle_) options.before_answer = [this] { throttle_->pause(); };
     auto worker = Worker::make(**holding, options);

@@ -21,6 +21,7 @@
 #include "base/result.hpp"
 #include "crypto/keys.hpp"
 #include "crypto/token.hpp"
+#include "engine/expert_engine.hpp"
 #include "net/client.hpp"
 #include "worker/agent_rules.hpp"
 #include "worker/cache.hpp"
@@ -42,6 +43,7 @@ struct AgentOptions {
     uint32_t threads = 1;
     unsigned cpu_percent = 100;  // of `threads` cores
     std::string device;          // ggml device; empty: CPU
+    engine::ComputeWith compute_with = engine::ComputeWith::kKernels;
     std::chrono::milliseconds sleep_max{8000};
     AgentLimits limits;
     net::RangeOptions ranges;

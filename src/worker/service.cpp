@@ -103,7 +103,7 @@ Answer ExpertService::program(const wire::FrameView& frame) {
     if (!message) return error_answer(message.error(), 0);
     wire::ProgramAck ack;
     ack.program = message->program;
-    if (Status ok = load(frame.header.peer, *message); !ok) {
+    if (Status ok = load(frame.header.peer, *message, ack.detail); !ok) {
         ack.status = errc_info(ok.error().code).wire_code;
         ack.detail = ok.error().detail;
         log(LogLevel::kWarn, "worker", "program refused: " + ok.error().detail);
@@ -113,7 +113,8 @@ Answer ExpertService::program(const wire::FrameView& frame) {
     return answer;
 }
 
-Status ExpertService::load(uint16_t peer, const wire::ProgramMessage& message) {
+Status ExpertService::load(uint16_t peer, const wire::ProgramMessage& message,
+                           std::string& computes) {
     if (programs_.size() >= kProgramsMax)
         return fail(Errc::kLimit, "too many programs on one connection");
     auto program = moe::decode_program(message.code);
@@ -126,11 +127,13 @@ Status ExpertService::load(uint16_t peer, const wire::ProgramMessage& message) {
     }
     auto weights = engine::BankWeights::map(*bank, holding_.mapping(), device_);
     if (!weights) return tl::unexpected(weights.error());
-    auto prepared = engine_->prepare(*bank, std::move(*weights), *program);
+    auto prepared = engine_->prepare(*bank, std::move(*weights), *program,
+                                     engine::numeric_class_of(message.numeric));
     if (!prepared) return tl::unexpected(prepared.error());
     if ((*prepared)->scratch_bytes_per_pair() * pairs_max_ > kScratchBytesMax) {
         return fail(Errc::kLimit, "the program's intermediate values take too much memory");
     }
+    computes = (*prepared)->computed_by();
     programs_[{peer, message.program}] = {std::move(*prepared), file_index};
     return {};
 }

@@ -54,7 +54,8 @@ private:
         const std::vector<uint32_t>* file_index = nullptr;
     };
     Answer program(const wire::FrameView& frame);
-    Status load(uint16_t peer, const wire::ProgramMessage& message);
+    // `computes`: with what, for people.
+    Status load(uint16_t peer, const wire::ProgramMessage& message, std::string& computes);
     Answer compute(const wire::FrameView& frame);
     Result<std::span<const float>> run(uint16_t peer, const wire::ComputeView& view,
                                        uint32_t& width);

@@ -61,7 +61,7 @@ Result<std::unique_ptr<Worker>> Worker::make(const Holding& holding, const Worke
     }
     auto device = engine::find_device(options.device);
     if (!device) return tl::unexpected(device.error());
-    auto engine = engine::ExpertEngine::make(*device, options.threads);
+    auto engine = engine::ExpertEngine::make(*device, options.threads, options.compute_with);
     if (!engine) return tl::unexpected(engine.error());
     ExpertService service(holding, *device, std::move(*engine));
     std::unique_ptr<Worker> worker(new Worker(holding, options, *endpoint, std::move(service)));

@@ -20,6 +20,7 @@
 
 #include "access/access.hpp"
 #include "base/result.hpp"
+#include "engine/expert_engine.hpp"
 #include "net/upgrade.hpp"
 #include "worker/service.hpp"
 #include "worker/throttle.hpp"
@@ -40,6 +41,7 @@ struct WorkerOptions {
     std::string name;                           // shown to people; empty: the host's name
     uint32_t threads = 1;
     std::string device;  // ggml device; empty: CPU
+    engine::ComputeWith compute_with = engine::ComputeWith::kKernels;
     std::chrono::milliseconds pause_first{100};
     std::chrono::milliseconds pause_max{15000};
     std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone

@@ -7,6 +7,7 @@
 //   KVASIR_KEY_FILE and KVASIR_TOKEN_FILE (this backbone's key, and its token: read again at every
 //   attempt to attach) and, for wss, KVASIR_CA_FILE (PEM; default: the system's roots).
 // KVASIR_EXACT: strict (default) or any.
+// KVASIR_KERNELS: on (default), or off: ggml computes what is computed here.
 // KVASIR_LOG: debug, info, warn (default), error or off: lines on stderr.
 // The hub is ready before the model loads; workers are checked as soon as the graphs are known.
 #include <cstdio>
@@ -89,6 +90,8 @@ backbone::Backbone* start_backbone() {
     options.model_path = environment("KVASIR_MODEL", "");
     options.listen = environment("KVASIR_LISTEN", "127.0.0.1:8377");
     options.exact_strict = environment("KVASIR_EXACT", "strict") != "any";
+    if (environment("KVASIR_KERNELS", "on") == "off")
+        options.compute_with = engine::ComputeWith::kGraph;
     if (options.model_path.empty()) {
         log(LogLevel::kWarn, "plugin",
             "KVASIR_MODEL is not set: no worker can join, experts are computed here");
