@@ -250,7 +250,7 @@ TEST(Challenge, OtherBitsAreNotUsedWhereExactnessIsStrict) {
     EXPECT_EQ(other->last_code(), Errc::kMismatch) << other->last_error();
     EXPECT_EQ(swarm.backbone().coverage(), 0.0);
     auto lane = swarm.backbone().open_lane();
-    EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).computed);
+    EXPECT_EQ(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).remote_pairs, 0u);
     EXPECT_TRUE(swarm.backbone().report().exact);
 }
 
@@ -272,7 +272,7 @@ TEST(Challenge, AnErrorAtTheChallengeHoldsNothing) {
     auto failing = swarm.worker(0, 8, "failing", Mood::kError);
     EXPECT_TRUE(eventually([&] { return failing->computes() > 0; }));
     auto lane = swarm.backbone().open_lane();
-    EXPECT_FALSE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).computed);
+    EXPECT_EQ(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).remote_pairs, 0u);
     EXPECT_EQ(swarm.backbone().coverage(), 0.0);
 }
 
@@ -284,7 +284,7 @@ TEST(Challenge, ABankWhoseProgramIsRefusedIsLeftOut) {
     EXPECT_TRUE(eventually([&] { return worker->refused() > 0; }));
     auto lane = swarm.backbone().open_lane();
     EXPECT_TRUE(swarm.check(*lane, kLayer0, {0, 1}, 2, 1).same_bits);
-    EXPECT_FALSE(swarm.check(*lane, kLayer1, {0, 1}, 2, 2).computed);
+    EXPECT_EQ(swarm.check(*lane, kLayer1, {0, 1}, 2, 2).remote_pairs, 0u);
     EXPECT_EQ(connected(swarm.backbone()), 1u);
     EXPECT_EQ(swarm.backbone().coverage(), 0.5);
 }

@@ -88,9 +88,9 @@ bool SwarmLane::prepare(const LayerBatch& batch) {
         roster_version_ = version;
     }
     const auto layer = roster_->layers.find(batch.layer);
-    if (layer == roster_->layers.end()) return false;
-    layer_ = &layer->second;
+    layer_ = layer == roster_->layers.end() ? nullptr : &layer->second;
     learned_ = replica_.learned(batch.layer);
+    if (layer_ == nullptr && (!learned_ || !uses_kernels())) return false;
     if (!learned_ || learned_->bank->program != *batch.program) return false;
     // Rows with gaps between them are not worth a copy: llama.cpp has none.
     if (batch.row_stride != uint64_t{learned_->bank->shape.input()} * sizeof(float)) return false;
@@ -152,6 +152,7 @@ void SwarmLane::assign(std::span<const uint32_t> groups) {
     for (size_t i = 0; i < groups.size(); ++i) {
         const ExpertRows& rows = groups_[groups[i]];
         plan_holders_[i].clear();
+        if (layer_ == nullptr) continue;
         for (uint32_t worker : layer_->holders[rows.expert]) {
             if (!session(worker).usable()) continue;
             if (std::find(rows.tried.begin(), rows.tried.end(), worker) != rows.tried.end())

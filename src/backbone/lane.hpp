@@ -99,8 +99,8 @@ private:
     const LayerBatch* batch_ = nullptr;
     uint32_t epoch_ = 0;  // tells late replies of an earlier layer apart
     std::optional<LearnedBank> learned_;
-    const LayerRoster* layer_ = nullptr;
-    std::vector<uint32_t> order_;  // pair indices sorted by expert
+    const LayerRoster* layer_ = nullptr;  // null: nobody holds any of its experts
+    std::vector<uint32_t> order_;         // pair indices sorted by expert
     std::vector<ExpertRows> groups_;
     std::vector<uint32_t> to_assign_;                                  // groups to place (again)
     std::vector<uint32_t> to_compute_;                                 // groups for the backbone

@@ -84,8 +84,9 @@ public:
     bool covered(double share = 1) { return backbone_->wait_coverage(share, 20s).has_value(); }
 
     struct Outcome {
-        bool computed = false;   // compute() returned true
-        bool same_bits = false;  // when computed
+        bool computed = false;  // compute() returned true
+        uint64_t remote_pairs = 0;
+        bool same_bits = false;  // as ggml's, when computed
         std::chrono::milliseconds took{0};
     };
     // `ids`: used experts for each token.
@@ -115,13 +116,15 @@ public:
         }
         Outcome outcome;
         const auto start = net::Clock::now();
+        const uint64_t remote_before = backbone().report().pairs_remote;
         auto done = lane.compute(batch);
         outcome.took =
             std::chrono::duration_cast<std::chrono::milliseconds>(net::Clock::now() - start);
         EXPECT_TRUE(done) << (done ? "" : done.error().detail);
         outcome.computed = done && *done;
+        outcome.remote_pairs = backbone().report().pairs_remote - remote_before;
         if (!outcome.computed) return outcome;
-        auto engine = toy::make_engine();
+        auto engine = toy::make_engine(1, engine::ComputeWith::kGraph);
         const auto bank = toy_.prepare(*engine, layer);
         auto want = engine->compute(*bank, engine::kRowF32, tokens, toy::as_bytes(rows), pairs);
         EXPECT_TRUE(want);

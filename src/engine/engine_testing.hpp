@@ -80,8 +80,9 @@ inline ggml_backend_device* cpu() {
     return *device;
 }
 
-inline std::unique_ptr<ExpertEngine> make_engine(uint32_t threads = 1) {
-    auto engine = ExpertEngine::make(cpu(), threads);
+inline std::unique_ptr<ExpertEngine> make_engine(uint32_t threads = 1,
+                                                 ComputeWith with = ComputeWith::kKernels) {
+    auto engine = ExpertEngine::make(cpu(), threads, with);
     KVASIR_CHECK(engine.has_value());
     return std::move(*engine);
 }
