@@ -116,13 +116,13 @@ public:
         }
         Outcome outcome;
         const auto start = net::Clock::now();
-        const uint64_t remote_before = backbone().report().pairs_remote;
+        const uint64_t remote_before = backbone_->report().pairs_remote;
         auto done = lane.compute(batch);
         outcome.took =
             std::chrono::duration_cast<std::chrono::milliseconds>(net::Clock::now() - start);
         EXPECT_TRUE(done) << (done ? "" : done.error().detail);
         outcome.computed = done && *done;
-        outcome.remote_pairs = backbone().report().pairs_remote - remote_before;
+        outcome.remote_pairs = backbone_->report().pairs_remote - remote_before;
         if (!outcome.computed) return outcome;
         auto engine = toy::make_engine(1, engine::ComputeWith::kGraph);
         const auto bank = toy_.prepare(*engine, layer);

@@ -3,44 +3,16 @@
 #include <array>
 #include <memory>
 
-#include "engine/kernels/numeric.hpp"
+#include "engine/kernels/gelu_values.hpp"
 
 namespace kvasir::engine::kernels {
 namespace {
 
-// e^x in double, to about its last bit, without a C library's: 2^n times a Taylor series over
-// |r| <= ln 2 / 2. |x| <= 64.
-double exp_double(double x) {
-    constexpr double kRound = 0x1.8p52;
-    const double n = x * 0x1.71547652b82fep+0 + kRound - kRound;
-    const double r = (x - n * 0x1.62e42fefa39efp-1) - n * 0x1.abc9e3b39803fp-56;
-    double sum = 1;
-    for (int i = 18; i >= 1; --i) sum = 1 + r / i * sum;
-    const auto exponent = static_cast<int64_t>(n) + 1023;
-    return sum * __builtin_bit_cast(double, static_cast<uint64_t>(exponent) << 52);
-}
-
-float tanh_float(float x) {
-    const double clamped = x > 20 ? 20 : x < -20 ? -20 : static_cast<double>(x);
-    const double e = exp_double(2 * clamped);
-    return static_cast<float>((e - 1) / (e + 1));
-}
-
-// 0.5 x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2))), in float; Hendrycks and Gimpel, "Gaussian
-// Error Linear Units", 2016.
-float gelu_float(float x) {
-    constexpr float kRoot = 0.79788456080286535587989211986876f;
-    const float inner = kRoot * x * fma(0.044715f * x, x, 1.0f);
-    return 0.5f * x * (1.0f + tanh_float(inner));
-}
-
-using Table = std::array<uint16_t, 1 << 16>;
+using Table = std::array<uint16_t, kHalves>;
 
 std::unique_ptr<const Table> make_table() {
     auto table = std::make_unique<Table>();
-    for (uint32_t half = 0; half < table->size(); ++half) {
-        (*table)[half] = to_f16(gelu_float(from_f16(static_cast<uint16_t>(half))));
-    }
+    fill_gelu_table(table->data());
     return table;
 }
 
@@ -48,20 +20,7 @@ std::unique_ptr<const Table> make_table() {
 
 void gelu(uint32_t count, const float* x, const float* g, float* y) {
     static const std::unique_ptr<const Table> table = make_table();
-    for (uint32_t i = 0; i < count; ++i) {
-        const float value = x[i];
-        float out;
-        if (value <= -10.0f) {
-            y[i] = 0.0f;
-            continue;
-        }
-        if (value >= 10.0f) {
-            out = value;
-        } else {
-            out = from_f16((*table)[to_f16(value)]);
-        }
-        y[i] = g == nullptr ? out : out * g[i];
-    }
+    gelu_from(table->data(), count, x, g, y);
 }
 
 }  // namespace kvasir::engine::kernels

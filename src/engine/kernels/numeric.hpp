@@ -43,7 +43,8 @@ static inline float fma(float a, float b, float c) {
     const double part = sum - product;
     const double rest = (product - (sum - part)) + (addend - part);
     uint64_t bits = __builtin_bit_cast(uint64_t, sum);
-    if (rest != 0 && (bits & 1) == 0) {
+    // An infinite sum leaves a rest that is not a number, and is left as it is.
+    if ((rest > 0 || rest < 0) && (bits & 1) == 0) {
         bits += ((rest > 0) == (sum > 0)) ? 1 : -1;
         sum = __builtin_bit_cast(double, bits);
     }
