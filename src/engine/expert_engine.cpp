@@ -103,8 +103,7 @@ public:
         }
         if (pairs.empty()) return std::span<const float>{};
         if (bank.plan != nullptr && runner_ != nullptr) {
-            const auto out = runner_->compute(*bank.plan, row_type, row_count, rows, pairs);
-            if (!out.empty()) return out;
+            return runner_->compute(*bank.plan, row_type, row_count, rows, pairs);
         }
         return compute_graph(bank, row_type, row_count, rows, pairs);
     }

@@ -10,8 +10,6 @@ namespace {
 
 using kernels::WeightType;
 
-constexpr uint32_t kPanelRows = 8;  // ggml takes IQ4_XS another way from so many rows of an expert
-
 bool reads_b(const moe::ProgramOp& op) {
     return op.kind == moe::OpKind::kGlu || op.kind == moe::OpKind::kMul ||
            op.kind == moe::OpKind::kAdd;
@@ -111,7 +109,6 @@ KernelPlan KernelPlan::make(const moe::Program& program, const moe::ProgramShape
         if (op.kind == moe::OpKind::kMatMul) {
             const ggml_tensor* w = weights.get(op.role, moe::SlabPart::kWeight);
             const auto type = static_cast<WeightType>(w->type);
-            if (type == WeightType::kIq4Xs) plan.rows_max_ = kPanelRows - 1;
             const size_t known = plan.inputs_.size();
             const uint32_t input = plan.input_of(op.a, type);
             if (input == known && inputs >= 0) {

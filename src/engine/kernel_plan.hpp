@@ -64,8 +64,6 @@ public:
     const std::vector<QuantisedRows>& inputs() const { return inputs_; }
     const std::vector<uint32_t>& width() const { return width_; }  // of the registers
     kernels::NumericClass numeric() const { return numeric_; }
-    // Most rows of an expert that the kernels agree with ggml on (some types change their path).
-    uint32_t rows_max() const { return rows_max_; }
 
 private:
     uint32_t input_of(uint8_t reg, kernels::WeightType type);
@@ -74,7 +72,6 @@ private:
     std::vector<QuantisedRows> inputs_;
     std::vector<uint32_t> width_;
     kernels::NumericClass numeric_ = kernels::NumericClass::kOther;
-    uint32_t rows_max_ = UINT32_MAX;
 };
 
 }  // namespace kvasir::engine

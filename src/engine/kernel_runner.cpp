@@ -217,32 +217,27 @@ public:
         for (const QuantisedRows& input : plan.inputs()) layouts_.emplace_back(input);
     }
 
-    // False when an expert has too many rows for the plan.
-    bool sort() {
+    void sort() {
         uint32_t experts = 0;
         for (const PairIn& pair : pairs_) experts = std::max(experts, pair.expert + 1);
         std::vector<uint32_t>& counts = scratch_.counts;
         counts.assign(experts + 1, 0);
         for (const PairIn& pair : pairs_) ++counts[pair.expert + 1];
-        for (uint32_t count : counts) {
-            if (count > plan_.rows_max()) return false;
-        }
         for (uint32_t e = 0; e < experts; ++e) counts[e + 1] += counts[e];
         scratch_.order.resize(pairs_.size());
         for (uint32_t i = 0; i < pairs_.size(); ++i) {
             scratch_.order[counts[pairs_[i].expert]++] = i;
         }
+        // Now counts[e] is the end of expert e in the order.
         for (uint32_t begin = 0; begin < pairs_.size();) {
             const uint32_t expert = pairs_[scratch_.order[begin]].expert;
-            uint32_t end = begin + 1;
-            while (end < pairs_.size() && end - begin < kGroupRowsMax &&
-                   pairs_[scratch_.order[end]].expert == expert) {
-                ++end;
+            const uint32_t end = counts[expert];
+            const uint32_t expert_rows = end - begin;
+            for (; begin < end; begin += std::min(kGroupRowsMax, end - begin)) {
+                groups_.push_back(
+                    {expert, expert_rows, begin, std::min(kGroupRowsMax, end - begin), {}, {}});
             }
-            groups_.push_back({expert, begin, end - begin, {}, {}});
-            begin = end;
         }
-        return true;
     }
 
     uint64_t group_bytes(uint32_t rows) const {
@@ -338,7 +333,8 @@ private:
     // Rows of one expert that go through the phases together.
     struct Group {
         uint32_t expert;
-        uint32_t begin;  // in the order by expert
+        uint32_t expert_rows;  // in all groups
+        uint32_t begin;        // in the order by expert
         uint32_t rows;
         std::vector<float*> registers;
         std::vector<std::vector<Row>> inputs;  // by index into plan.inputs()
@@ -402,8 +398,10 @@ private:
     void multiply(const Group& group, const ProductStep& step, uint32_t begin, uint32_t end) const {
         const uint8_t* weights =
             step.weights + group.expert * step.expert_stride + begin * step.row_stride;
-        kernels_.dot[kernels::index_of(step.type)](
-            step.width_in, weights, step.row_stride, end - begin, group.inputs[step.input].data(),
+        const bool panel = kernels::takes_panel(step.type, step.width_out, group.expert_rows);
+        const kernels::DotRows dot =
+            panel ? kernels_.dot_panel : kernels_.dot[kernels::index_of(step.type)];
+        dot(step.width_in, weights, step.row_stride, end - begin, group.inputs[step.input].data(),
             group.rows, group.registers[step.out] + begin, step.width_out);
     }
 
@@ -460,7 +458,7 @@ std::span<const float> KernelRunner::compute(const KernelPlan& plan, uint32_t ro
                                              uint32_t row_count, std::span<const uint8_t> rows,
                                              std::span<const PairIn> pairs) {
     Call call(plan, *kernels_, *scratch_, pairs);
-    if (!call.sort()) return {};
+    call.sort();
     const bool several = threads_ > 1;
     scratch_->shared.reset(call.input_bytes(row_count) + (several ? call.all_groups_bytes() : 0));
     scratch_->out.resize(pairs.size() * plan.width().back());

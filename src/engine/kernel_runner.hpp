@@ -24,8 +24,7 @@ public:
     explicit KernelRunner(uint32_t threads, const kernels::Kernels* kernels = nullptr);
     ~KernelRunner();
 
-    // As ExpertEngine::compute(), with arguments already checked. Null span when some expert has
-    // more rows than plan.rows_max(): nothing was computed.
+    // As ExpertEngine::compute(), with arguments already checked and pairs not empty.
     std::span<const float> compute(const KernelPlan& plan, uint32_t row_type, uint32_t row_count,
                                    std::span<const uint8_t> rows, std::span<const PairIn> pairs);
 

@@ -12,7 +12,9 @@
 namespace kvasir::engine::kernels {
 namespace {
 
-enum class Minima { kNone, kSixteen, kFour, kOne, kThirtyTwo };
+// What is done about a type's minima, which the integers leave out; kPanel: nothing, and all
+// integers of a block are one sum.
+enum class Minima { kNone, kSixteen, kFour, kOne, kThirtyTwo, kPanel };
 
 struct SixBit {
     uint64_t scales;
@@ -207,6 +209,14 @@ struct InOrder {
     }
 };
 
+// The same bits of another order: see Kernels::dot_panel.
+template <class L>
+struct Iq4XsPanel : Iq4Xs<L> {
+    template <class M>
+    using With = Iq4XsPanel<M>;
+    static constexpr Minima kMinima = Minima::kPanel;
+};
+
 // How far ahead of the products a streamed weight row is asked for.
 constexpr size_t kPrefetchBytes = 512;
 
@@ -278,13 +288,18 @@ inline __attribute__((always_inline)) void dot_super(uint32_t width, const uint8
                 const auto less = L::madd_8(head.minima, rows[a].pairs + b * 8);
                 one[a] = fma(-L::second4(d), static_cast<float>(L::sum_ints4(less)), one[a]);
             }
-            acc[a] = L::fused(L::first(d), L::to_float(ints), acc[a]);
+            if constexpr (T::kMinima == Minima::kPanel) {
+                one[a] = fma(static_cast<float>(L::sum_ints8(ints)), L::first4(d), one[a]);
+            } else {
+                acc[a] = L::fused(L::first(d), L::to_float(ints), acc[a]);
+            }
         }
     }
     for (int a = 0; a < N; ++a) {
         float total = L::sum(acc[a]);
         if constexpr (T::kMinima == Minima::kFour) total += L::sum4(four[a]);
         if constexpr (T::kMinima == Minima::kOne) total += one[a];
+        if constexpr (T::kMinima == Minima::kPanel) total = one[a];
         out[a * out_stride] = total;
     }
 }
@@ -440,6 +455,7 @@ constexpr Kernels make_kernels(const char* name) {
     k.dot[index_of(WeightType::kQ6_K)] = dot_rows<L, Q6K<L>>;
     k.dot[index_of(WeightType::kIq4Nl)] = dot_rows<L, Iq4Nl<L>>;
     k.dot[index_of(WeightType::kIq4Xs)] = dot_rows<L, Iq4Xs<L>>;
+    k.dot_panel = dot_rows<L, Iq4XsPanel<L>>;
     k.dot[index_of(WeightType::kMxfp4)] = dot_rows<L, Mxfp4<L>>;
     k.elementwise = kElementwise;
     return k;

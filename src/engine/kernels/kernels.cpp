@@ -22,6 +22,16 @@ void reference_rows(uint32_t width, const uint8_t* weights, size_t stride, uint3
     }
 }
 
+void reference_panel_rows(uint32_t width, const uint8_t* weights, size_t stride,
+                          uint32_t weight_rows, const Row* rows, uint32_t row_count, float* out,
+                          size_t out_stride) {
+    for (uint32_t a = 0; a < row_count; ++a) {
+        for (uint32_t w = 0; w < weight_rows; ++w) {
+            out[a * out_stride + w] = reference_dot_panel(width, weights + w * stride, rows[a]);
+        }
+    }
+}
+
 constexpr Kernels make_reference() {
     Kernels k = {};
     k.name = "reference";
@@ -36,6 +46,7 @@ constexpr Kernels make_reference() {
     k.dot[8] = reference_rows<kWeightTypes[8]>;
     k.dot[9] = reference_rows<kWeightTypes[9]>;
     static_assert(kWeightTypeCount == 10);
+    k.dot_panel = reference_panel_rows;
     k.group = [](WeightType, uint32_t i) { return i; };
     k.elementwise = kElementwise;
     return k;

@@ -19,6 +19,13 @@ using DotRows = void (*)(uint32_t width, const uint8_t* weights, size_t stride,
 // y[i] = f(x[i]), or f(x[i]) * g[i] where the operation has a second input. x, g and y may be one.
 using Activation = void (*)(uint32_t count, const float* x, const float* g, float* y);
 
+// ggml takes IQ4_XS another way when an expert has so many rows, if its matrix has whole panels of
+// eight weight rows: one integer sum and one float for each product.
+constexpr uint32_t kPanelRows = 8;
+constexpr bool takes_panel(WeightType type, uint32_t weight_rows, uint32_t rows_of_expert) {
+    return type == WeightType::kIq4Xs && weight_rows % 8 == 0 && rows_of_expert >= kPanelRows;
+}
+
 struct Elementwise {
     Activation silu_v3, silu_v4;      // x / (1 + exp(-x)) as each class computes it
     Activation swiglu_v3, swiglu_v4;  // silu(x) * g
@@ -35,6 +42,7 @@ struct Elementwise {
 struct Kernels {
     const char* name;
     DotRows dot[kWeightTypeCount];  // by index_of()
+    DotRows dot_panel;              // of kIq4Xs where takes_panel()
     // The runs of 32 activations of a kQ8_K block in the order that dot[type] reads them: place i
     // holds run group(type, i).
     uint32_t (*group)(WeightType type, uint32_t i);

@@ -80,8 +80,10 @@ std::vector<float> products(const Kernels& kernels, WeightType type, uint32_t wi
                             const std::vector<float>& x) {
     const Rows rows(kernels, type, width, x);
     std::vector<float> out(size_t{weight_rows} * rows.count());
-    kernels.dot[index_of(type)](width, weights, row_bytes(type, width), weight_rows, rows.data(),
-                                rows.count(), out.data(), weight_rows);
+    const DotRows dot = takes_panel(type, weight_rows, rows.count()) ? kernels.dot_panel
+                                                                     : kernels.dot[index_of(type)];
+    dot(width, weights, row_bytes(type, width), weight_rows, rows.data(), rows.count(), out.data(),
+        weight_rows);
     return out;
 }
 
@@ -220,16 +222,11 @@ std::vector<float> make_rows(size_t count, Kind kind, std::mt19937_64& random) {
     return x;
 }
 
-// ggml takes IQ4_XS another way from eight rows of an expert.
-bool agrees(WeightType type, uint32_t rows) {
-    return type != WeightType::kIq4Xs || rows < 8;
-}
-
 struct Shape {
     uint32_t width, weight_rows, rows;
 };
-constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},  {1024, 3, 3}, {3072, 4, 5},
-                             {8192, 1, 4}, {2048, 3, 7}, {256, 3, 65}, {256, 2, 9},
+constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},  {1024, 3, 3}, {3072, 4, 5}, {8192, 1, 4},
+                             {2048, 3, 7}, {256, 3, 65}, {256, 2, 9},  {512, 8, 8},  {256, 16, 13},
                              {32, 3, 2},   {96, 2, 17},  {2880, 5, 3}, {1056, 33, 1}};
 
 TEST(Kernels, ReferenceIsGgmls) {
@@ -238,7 +235,7 @@ TEST(Kernels, ReferenceIsGgmls) {
     std::mt19937_64 random(20);
     for (WeightType type : kWeightTypes) {
         for (const Shape& s : kShapes) {
-            if (s.width % block_width(type) != 0 || !agrees(type, s.rows)) continue;
+            if (s.width % block_width(type) != 0) continue;
             for (Kind kind : kKinds) {
                 const auto weights = make_weights(type, s.width, s.weight_rows, kind, random);
                 const auto x = make_rows(size_t{s.width} * s.rows, kind, random);

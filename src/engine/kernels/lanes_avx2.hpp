@@ -31,6 +31,7 @@ struct Floats8 {
     static F4 times(F4 scales, float x) { return _mm_mul_ps(scales, _mm_set1_ps(x)); }
     static F first(F4 scales) { return _mm256_broadcastss_ps(scales); }
     static F second(F4 scales) { return _mm256_broadcastss_ps(_mm_movehdup_ps(scales)); }
+    static float first4(F4 scales) { return _mm_cvtss_f32(scales); }
     static float second4(F4 scales) { return _mm_cvtss_f32(_mm_movehdup_ps(scales)); }
     // c - second * b
     static F4 fused4_less(F4 scales, Ints4 b, F4 c) {
@@ -47,6 +48,9 @@ struct Floats8 {
     static int32_t sum_ints4(Ints4 a) {
         const __m128i two = _mm_add_epi32(a, _mm_unpackhi_epi64(a, a));
         return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+    }
+    static int32_t sum_ints8(Ints a) {
+        return sum_ints4(_mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
     }
     static Minima8 minima8(uint64_t bytes) {
         return _mm_cvtepu8_epi16(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)));

@@ -61,6 +61,7 @@ struct Neon {
         const float32x4_t x = vdupq_laneq_f32(scales, 1);
         return {x, x};
     }
+    static float first4(F4 scales) { return vgetq_lane_f32(scales, 0); }
     static float second4(F4 scales) { return vgetq_lane_f32(scales, 1); }
     static F4 fused4_less(F4 scales, Ints4 b, F4 c) {
         return vfmsq_laneq_f32(c, vcvtq_f32_s32(b), scales, 1);
@@ -71,6 +72,7 @@ struct Neon {
         return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
     }
     static int32_t sum_ints4(Ints4 a) { return vaddvq_s32(a); }
+    static int32_t sum_ints8(Ints a) { return vaddvq_s32(vaddq_s32(a.low, a.high)); }
     static Minima8 minima8(uint64_t bytes) {
         return vreinterpretq_s16_u16(vmovl_u8(vcreate_u8(bytes)));
     }

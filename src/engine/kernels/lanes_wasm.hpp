@@ -113,6 +113,7 @@ struct Wasm : InOrder<Wasm> {
     }
     static v128_t all_second(F4 scales) { return wasm_i32x4_shuffle(scales, scales, 1, 1, 1, 1); }
     static F second(F4 scales) { return {all_second(scales), all_second(scales)}; }
+    static float first4(F4 scales) { return wasm_f32x4_extract_lane(scales, 0); }
     static float second4(F4 scales) { return wasm_f32x4_extract_lane(scales, 1); }
     static F4 fused4_less(F4 scales, Ints4 b, F4 c) {
         return fused2(wasm_f32x4_neg(all_second(scales)), wasm_f32x4_convert_i32x4(b), c);
@@ -126,6 +127,7 @@ struct Wasm : InOrder<Wasm> {
         const v128_t two = wasm_i32x4_add(a, high(a));
         return wasm_i32x4_extract_lane(two, 0) + wasm_i32x4_extract_lane(two, 1);
     }
+    static int32_t sum_ints8(Ints a) { return sum_ints4(wasm_i32x4_add(a.low, a.high)); }
     static Minima8 minima8(uint64_t bytes) {
         return wasm_u16x8_extend_low_u8x16(wasm_i64x2_splat(static_cast<int64_t>(bytes)));
     }

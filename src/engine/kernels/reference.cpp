@@ -286,6 +286,17 @@ float dot_small(WeightType type, uint32_t width, const uint8_t* weights, const R
 
 }  // namespace
 
+float reference_dot_panel(uint32_t width, const uint8_t* weights, const Row& row) {
+    float total = 0;
+    for_each_block(WeightType::kIq4Xs, width, weights, row, unpack_iq4_xs,
+                   [&](const Block& block, float d, const int8_t* q, uint32_t) {
+                       int32_t all = 0;
+                       for (int32_t lane : products(block, q).v) all += lane;
+                       total = fma(static_cast<float>(all), d * block.d, total);
+                   });
+    return total;
+}
+
 float reference_dot(WeightType type, uint32_t width, const uint8_t* weights, const Row& row) {
     switch (type) {
         case WeightType::kQ2_K:

@@ -11,5 +11,7 @@ namespace kvasir::engine::kernels {
 // weights: row_bytes(type, width) bytes; row: of row_kind(type), width values. width is a multiple
 // of block_width(type).
 float reference_dot(WeightType type, uint32_t width, const uint8_t* weights, const Row& row);
+// kIq4Xs where takes_panel().
+float reference_dot_panel(uint32_t width, const uint8_t* weights, const Row& row);
 
 }  // namespace kvasir::engine::kernels
