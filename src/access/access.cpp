@@ -49,7 +49,7 @@ Result<Attachment> handshake(net::MessageStream stream, wire::Role role,
     if (!first) {
         if (first.error().code != Errc::kTimeout) return tl::unexpected(first.error());
         return fail(Errc::kProtocol,
-                    "the server did not ask for a token: a hub without tokens takes --connect");
+                    "the server did not ask for a token: a backbone's own port takes --connect");
     }
     auto nonce = wire::decode_nonce(*first);
     if (!nonce) return tl::unexpected(nonce.error());

@@ -45,9 +45,6 @@ public:
             return fail(Errc::kEnvironment, "the backbone cannot start: too many open files");
         HubOptions hub_options;
         hub_options.listen = options_.listen;
-        hub_options.listener = options_.listener;
-        hub_options.gate = options_.gate;
-        hub_options.node = options_.node;
         hub_options.health.stall_max = options_.stall_max;
         auto hub = Hub::make(std::move(hub_options), *replica_, board_, *verifier_);
         if (!hub) return tl::unexpected(hub.error());
@@ -70,10 +67,6 @@ public:
     }
 
     uint16_t port() const override { return hub_ ? hub_->port() : 0; }
-
-    void revoke(uint64_t serial) override {
-        if (hub_) hub_->revoke(serial);
-    }
 
     void learn(LayerKey layer, const moe::Program& program) override {
         const std::lock_guard lock(learn_mu_);

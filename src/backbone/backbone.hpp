@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "backbone/gate.hpp"
 #include "backbone/report.hpp"
 #include "backbone/uplink.hpp"
 #include "base/ids.hpp"
@@ -29,9 +28,6 @@ namespace kvasir::backbone {
 struct Options {
     std::string model_path;             // GGUF (any part of a split set)
     std::string listen = ":0";          // where workers dial in; empty: no such place
-    net::ListenerOptions listener;      // TLS, and the HTTP handler of the same port
-    Gate gate;                          // who may attach; empty: whoever holds the right bytes
-    wire::NodeKey node = {};            // of this backbone, shown to attached workers
     std::vector<UplinkOptions> relays;  // that lead to more workers
     bool exact_strict = true;    // only workers whose bits equal ours; else answers are labelled
     uint32_t local_threads = 1;  // for what the backbone computes itself next to workers' work
@@ -78,8 +74,6 @@ public:
     virtual ~Backbone() = default;  // drains and closes every session
 
     virtual uint16_t port() const = 0;  // 0 when nothing listens
-    // Ends the workers whose token has this serial number.
-    virtual void revoke(uint64_t serial) = 0;
     // The program of a bank, as seen in the graph; sent to every holder. The first one wins.
     virtual void learn(LayerKey layer, const moe::Program& program) = 0;
     virtual std::unique_ptr<Lane> open_lane() = 0;

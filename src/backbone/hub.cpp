@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <utility>
 
 #include "base/log.hpp"
@@ -25,13 +24,6 @@ void watch(int epoll_fd, int operation, int fd, uint64_t tag, uint32_t events) {
     event.events = events;
     event.data.u64 = tag;
     ::epoll_ctl(epoll_fd, operation, fd, &event);
-}
-
-wire::Nonce make_nonce() {
-    std::random_device random;
-    wire::Nonce nonce;
-    for (uint8_t& byte : nonce) byte = static_cast<uint8_t>(random());
-    return nonce;
 }
 
 }  // namespace
@@ -54,12 +46,10 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options, Replica& replica, Ros
     if (!self->options_.listen.empty()) {
         auto endpoint = net::parse_listen(self->options_.listen);
         if (!endpoint) return tl::unexpected(endpoint.error());
-        auto listener = net::Listener::make(
-            *endpoint,
-            [self](net::MessageStream stream, std::string address) {
+        auto listener =
+            net::Listener::make(*endpoint, [self](net::MessageStream stream, std::string address) {
                 self->on_stream(std::move(stream), std::move(address));
-            },
-            self->options_.listener);
+            });
         if (!listener) return tl::unexpected(listener.error());
         hub->listener_ = std::move(*listener);
     }
@@ -125,14 +115,6 @@ void Hub::adopt_relay(net::MessageStream stream, std::string address, OnEnd on_e
     notify(event_.get());
 }
 
-void Hub::revoke(uint64_t serial) {
-    {
-        const std::lock_guard lock(mu_);
-        revoked_.push_back(serial);
-    }
-    notify(event_.get());
-}
-
 // ---- the thread ----
 
 void Hub::run() {
@@ -166,17 +148,9 @@ void Hub::on_event(uint64_t tag) {
 
 void Hub::take_incoming() {
     std::vector<Incoming> streams;
-    std::vector<uint64_t> revoked;
     {
         const std::lock_guard lock(mu_);
         streams.swap(incoming_);
-        revoked.swap(revoked_);
-    }
-    for (const uint64_t serial : revoked) {
-        for (auto& [tag, state] : links_) {
-            if (state.admission && state.admission->serial == serial)
-                state.link->close({Errc::kRevoked, "this node's token was revoked"});
-        }
     }
     for (Incoming& incoming : streams) {
         if (incoming.relay) {
@@ -186,14 +160,13 @@ void Hub::take_incoming() {
         make_room();
         const uint64_t tag = next_tag_++;
         const int fd = incoming.stream.fd();
-        net::MessageLimits before_hello = options_.listener.messages;
+        net::MessageLimits before_hello = options_.messages;
         before_hello.message_bytes_max =
             std::min(before_hello.message_bytes_max, options_.limits.join_bytes_max);
         incoming.stream.set_limits(before_hello);
         Joining joining{std::move(incoming.stream),
                         net::Clock::now() + options_.limits.hello_deadline,
-                        std::move(incoming.address), false, make_nonce()};
-        if (options_.gate) (void)joining.stream.enqueue(wire::encode_nonce(joining.nonce));
+                        std::move(incoming.address)};
         joining_.emplace(tag, std::move(joining));
         watch(epoll_.get(), EPOLL_CTL_ADD, fd, tag, EPOLLIN | EPOLLRDHUP);
         on_joining(tag);  // bytes that came with the upgrade make no event
@@ -216,7 +189,7 @@ void Hub::take_relay(Incoming incoming) {
 Hub::LinkState& Hub::make_link(uint64_t tag, Link::Kind kind, net::MessageStream stream,
                                std::string address) {
     LinkState state;
-    if (kind != Link::Kind::kRelay) stream.set_limits(options_.listener.messages);
+    if (kind != Link::Kind::kRelay) stream.set_limits(options_.messages);
     state.link = std::make_shared<Link>(tag, kind, std::move(stream), std::move(address),
                                         epoll_.get(), event_.get());
     return links_.emplace(tag, std::move(state)).first->second;
@@ -240,8 +213,7 @@ void Hub::tick() {
     const auto now = net::Clock::now();
     for (auto it = joining_.begin(); it != joining_.end();) {
         if (now >= it->second.deadline) {
-            refuse(it->second,
-                   {Errc::kTimeout, options_.gate ? "no ATTACH in time" : "no HELLO in time"});
+            refuse(it->second, {Errc::kTimeout, "no HELLO in time"});
             it = joining_.erase(it);
         } else {
             ++it;
@@ -258,14 +230,8 @@ void Hub::tick_links() {
         Link& link = *state.link;
         if (!link.open()) continue;
         link.give_back_idle();
-        if (state.token_end && now >= *state.token_end) {
-            link.close({Errc::kExpired, "this node's token expired: renew it and come again"});
-        } else if (state.admission && now >= state.hello_deadline &&
-                   !session_of(tag, Link::kAttachedPeer)) {
-            link.close({Errc::kTimeout, "no HELLO in time"});
-        } else if (link.kind() != Link::Kind::kRelay) {
-            continue;
-        } else if (now - link.last_heard() > options_.limits.silence_max) {
+        if (link.kind() != Link::Kind::kRelay) continue;  // its session is looked after
+        if (now - link.last_heard() > options_.limits.silence_max) {
             link.close({Errc::kTimeout, "silent for too long"});
         } else if (now - std::max(state.last_ping, link.last_heard()) >=
                    options_.limits.ping_interval) {

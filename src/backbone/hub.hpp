@@ -13,17 +13,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "backbone/gate.hpp"
 #include "backbone/replica.hpp"
 #include "backbone/roster.hpp"
 #include "backbone/verifier.hpp"
 #include "base/log_budget.hpp"
 #include "net/upgrade.hpp"
+#include "wire/attach.hpp"
 
 namespace kvasir::backbone {
 
@@ -38,10 +37,8 @@ struct HubLimits {
 };
 
 struct HubOptions {
-    std::string listen;             // empty: workers come through relays only
-    net::ListenerOptions listener;  // TLS, the HTTP handler of the same port
-    Gate gate;                      // empty: everybody who holds the right bytes
-    wire::NodeKey node = {};        // of this backbone, shown to workers that attach
+    std::string listen;  // empty: workers come through relays only
+    net::MessageLimits messages;
     dispatch::HealthOptions health;
     HubLimits limits;
 };
@@ -63,24 +60,18 @@ public:
     // when it is over, with the time to wait before the next (zero: as usual). Thread: any.
     using OnEnd = std::function<void(std::chrono::milliseconds pause)>;
     void adopt_relay(net::MessageStream stream, std::string address, OnEnd on_end);
-    // Ends the workers whose token has this serial number. Thread: any.
-    void revoke(uint64_t serial);
 
 private:
-    // A connection that has not said HELLO (without a gate) or ATTACH (with one).
+    // A connection that has not said HELLO.
     struct Joining {
         net::MessageStream stream;
         net::Deadline deadline;
         std::string address;
         bool role_seen = false;
-        wire::Nonce nonce = {};
     };
     // What only the hub's thread knows of a link.
     struct LinkState {
         std::shared_ptr<Link> link;
-        std::optional<Admission> admission;      // of an attached worker
-        net::Deadline hello_deadline{};          // of an attached worker without a session
-        std::optional<net::Deadline> token_end;  // of an attached worker
         std::map<uint16_t, wire::PeerUp> peers;  // behind a relay
         net::Clock::time_point last_ping{};      // of the relay itself
         std::chrono::milliseconds pause{0};      // what a relay that stops asked for
@@ -102,7 +93,6 @@ private:
     void make_room();
     void on_joining(uint64_t tag);
     Status join_step(uint64_t tag, Joining& joining, bool& joined);
-    Status on_attach(uint64_t tag, Joining& joining, std::span<const uint8_t> message);
     Status check_hello(const wire::Hello& hello) const;
     Status on_hello(LinkState& state, uint16_t peer, std::span<const uint8_t> message);
     LinkState& make_link(uint64_t tag, Link::Kind kind, net::MessageStream stream,
@@ -111,7 +101,6 @@ private:
     void take_control(LinkState& state);
     Status on_control(LinkState& state, std::span<const uint8_t> message);
     Status on_relay_control(LinkState& state, const wire::FrameView& frame);
-    Status on_renew(LinkState& state, const wire::FrameView& frame);
     std::shared_ptr<WorkerSession> session_of(uint64_t link_tag, uint16_t peer) const;
     void tick();
     void tick_links();
@@ -139,7 +128,6 @@ private:
     mutable std::mutex mu_;
     // Guarded by mu_.
     std::vector<Incoming> incoming_;
-    std::vector<uint64_t> revoked_;
     std::map<uint64_t, std::shared_ptr<WorkerSession>> sessions_;
     std::vector<WorkerReport> departed_;
     std::thread thread_;

@@ -1,5 +1,4 @@
-// Hub, the part that lets workers in: HELLO without a gate; NONCE, ATTACH and HELLO with one; HELLO
-// through a relay.
+// Hub, the part that lets workers in: HELLO on a connection of their own, or through a relay.
 #include <algorithm>
 #include <utility>
 
@@ -66,20 +65,16 @@ Status Hub::join_step(uint64_t tag, Joining& joining, bool& joined) {
         }
         // The message lies in the stream's memory, which moves with the stream.
         const std::vector<uint8_t> first((*message)->begin(), (*message)->end());
-        if (options_.gate) {
-            if (Status ok = on_attach(tag, joining, first); !ok) return ok;
-        } else {
-            auto frame = wire::decode_frame(first);
-            if (!frame) return tl::unexpected(frame.error());
-            if (frame->header.type != wire::FrameType::kHello)
-                return fail(Errc::kProtocol, "expected HELLO");
-            auto hello = wire::decode_hello(frame->payload);
-            if (!hello) return tl::unexpected(hello.error());
-            if (Status ok = check_hello(*hello); !ok) return ok;
-            LinkState& state =
-                make_link(tag, Link::Kind::kDirect, std::move(joining.stream), joining.address);
-            if (Status ok = on_hello(state, 0, first); !ok) state.link->close(ok.error());
-        }
+        auto frame = wire::decode_frame(first);
+        if (!frame) return tl::unexpected(frame.error());
+        if (frame->header.type != wire::FrameType::kHello)
+            return fail(Errc::kProtocol, "expected HELLO");
+        auto hello = wire::decode_hello(frame->payload);
+        if (!hello) return tl::unexpected(hello.error());
+        if (Status ok = check_hello(*hello); !ok) return ok;
+        LinkState& state =
+            make_link(tag, Link::Kind::kDirect, std::move(joining.stream), joining.address);
+        if (Status ok = on_hello(state, 0, first); !ok) state.link->close(ok.error());
         joined = true;
         return {};
     }
@@ -93,46 +88,6 @@ void Hub::refuse(Joining& joining, const Error& error) {
     if (joining.stream.closed()) return;
     (void)joining.stream.enqueue(wire::encode_error({error.code, error.detail}, 0));
     joining.stream.close(error.code == Errc::kProtocol ? 1002 : 1008);
-}
-
-Status Hub::on_attach(uint64_t tag, Joining& joining, std::span<const uint8_t> message) {
-    auto frame = wire::decode_frame(message);
-    if (!frame) return tl::unexpected(frame.error());
-    if (frame->header.type != wire::FrameType::kAttach)
-        return fail(Errc::kDenied, "this hub asks for a token: expected ATTACH");
-    auto attach = wire::decode_attach(frame->payload);
-    if (!attach) return tl::unexpected(attach.error());
-    if (attach->major != wire::kProtocolMajor) {
-        return fail(Errc::kVersion, "worker speaks protocol " +
-                                        version_text(attach->major, attach->minor) +
-                                        ", this backbone " +
-                                        version_text(wire::kProtocolMajor, wire::kProtocolMinor));
-    }
-    auto admission = options_.gate(&joining.nonce, wire::Role::kWorker, *attach);
-    if (!admission) return tl::unexpected(admission.error());
-    wire::Attached attached;
-    attached.generation = tag;
-    attached.ping_interval_ms = static_cast<uint32_t>(options_.limits.ping_interval.count());
-    attached.message_bytes_max = options_.listener.messages.message_bytes_max;
-    attached.token_left_ms = static_cast<uint64_t>(admission->token_left.count());
-    wire::PeerUp self;
-    self.handle = Link::kAttachedPeer;
-    self.role = wire::Role::kBackbone;
-    self.node = options_.node;
-    self.generation = tag;
-    if (Status ok = joining.stream.enqueue(wire::encode_attached(attached)); !ok) return ok;
-    if (Status ok = joining.stream.enqueue(wire::encode_peer_up(self)); !ok) return ok;
-    LinkState& state =
-        make_link(tag, Link::Kind::kAttached, std::move(joining.stream), joining.address);
-    const auto now = net::Clock::now();
-    state.hello_deadline = now + options_.limits.hello_deadline;
-    state.token_end = now + admission->token_left;
-    state.admission = std::move(*admission);
-    wire::PeerUp worker;
-    worker.handle = Link::kAttachedPeer;
-    worker.node = attach->node;
-    state.peers.emplace(worker.handle, worker);
-    return {};
 }
 
 Status Hub::check_hello(const wire::Hello& hello) const {
@@ -223,12 +178,11 @@ void Hub::take_control(LinkState& state) {
     }
 }
 
-// An error is about the whole link.
+// Of a relay: a worker's own connection has no such frames. An error is about the whole link.
 Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
     auto frame = wire::decode_frame(message);
     if (!frame) return tl::unexpected(frame.error());
     const uint16_t peer = frame->header.peer;
-    const bool relay = state.link->kind() == Link::Kind::kRelay;
     if (peer == 0) {
         switch (frame->header.type) {
             case wire::FrameType::kPing: {
@@ -249,50 +203,19 @@ Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
                             printable(error->detail));
             }
             default:
-                return relay ? on_relay_control(state, *frame) : on_renew(state, *frame);
+                return on_relay_control(state, *frame);
         }
     }
-    if (!state.peers.contains(peer)) {
-        if (relay) return {};  // its PEER_DOWN crossed what it sent
-        return fail(Errc::kProtocol, "a frame for peer " + std::to_string(peer));
-    }
-    if (frame->header.type != wire::FrameType::kHello) {
-        if (relay) return {};  // of a session that has ended here
-        return fail(Errc::kProtocol, "expected HELLO");
-    }
+    if (!state.peers.contains(peer)) return {};  // its PEER_DOWN crossed what it sent
+    if (frame->header.type != wire::FrameType::kHello) return {};  // of a session that has ended
     Status ok = on_hello(state, peer, message);
-    if (ok || !relay) return ok;
+    if (ok) return ok;
     log(LogLevel::kWarn, "hub",
         "refused a worker behind " + state.link->address() + ": " + ok.error().detail);
     auto refusal = wire::encode_error({ok.error().code, ok.error().detail}, 0);
     wire::set_peer(refusal, peer);
     (void)state.link->send(refusal);
     return {};
-}
-
-Status Hub::on_renew(LinkState& state, const wire::FrameView& frame) {
-    if (frame.header.type != wire::FrameType::kRenew)
-        return fail(Errc::kProtocol, "a frame of type " +
-                                         std::to_string(static_cast<int>(frame.header.type)) +
-                                         " for the hub itself");
-    auto token = wire::decode_renew(frame.payload);
-    if (!token) return tl::unexpected(token.error());
-    wire::Attach attach;
-    attach.node = state.peers.at(Link::kAttachedPeer).node;
-    attach.token = std::move(*token);
-    auto admission = options_.gate(nullptr, wire::Role::kWorker, attach);
-    if (!admission) {
-        return state.link->send(wire::encode_error(
-            {admission.error().code, admission.error().detail}, frame.header.request_id));
-    }
-    state.token_end = net::Clock::now() + admission->token_left;
-    wire::Attached attached;
-    attached.generation = state.link->tag();
-    attached.ping_interval_ms = static_cast<uint32_t>(options_.limits.ping_interval.count());
-    attached.message_bytes_max = options_.listener.messages.message_bytes_max;
-    attached.token_left_ms = static_cast<uint64_t>(admission->token_left.count());
-    state.admission = std::move(*admission);
-    return state.link->send(wire::encode_attached(attached));
 }
 
 Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {

@@ -40,11 +40,9 @@ using OnReply = std::function<void(uint64_t cookie, wire::FrameType type,
 class Link {
 public:
     enum class Kind : uint8_t {
-        kDirect,    // a worker that dialed us, no token asked: peer 0 is the worker
-        kAttached,  // a worker that dialed us and showed its token: it is peer kAttachedPeer
-        kRelay,     // a relay that we dialed: peers come and go
+        kDirect,  // a worker that dialed us: peer 0 is the worker
+        kRelay,   // a relay that we dialed: peers come and go
     };
-    static constexpr uint16_t kAttachedPeer = 1;
 
     Link(uint64_t tag, Kind kind, net::MessageStream stream, std::string address, int epoll_fd,
          int hub_event);

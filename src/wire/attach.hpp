@@ -1,4 +1,4 @@
-// How a node attaches to a relay, or to a hub that asks for tokens: the frames before any HELLO.
+// How a node attaches to a relay: the frames before any HELLO.
 //
 // Used by worker, backbone and relay; knows nothing of experts. A server of this kind speaks first:
 //   server: NONCE      32 random bytes, made for this connection

@@ -37,7 +37,7 @@ enum class FrameType : uint8_t {
     kPong = 9,        // the same token
     kDrain = 10,      // worker -> backbone: finish what is in flight, send nothing new
     kGoodbye = 11,    // both ways: a clean close follows
-    // Of relays and of hubs that ask for tokens: wire/attach.hpp.
+    // Of relays: wire/attach.hpp.
     kNonce = 12,     // server -> node, before anything else
     kAttach = 13,    // node -> server, first frame
     kAttached = 14,  // server -> node

@@ -186,8 +186,8 @@ Result<net::MessageStream> Worker::join_hub() {
     }
     if (frame->header.type == wire::FrameType::kNonce) {
         return fail(Errc::kDenied, printable(options_.connect) +
-                                       " asks for a token: it is a relay, or a hub that does not "
-                                       "take everybody; join its market with --join");
+                                       " asks for a token: it is a relay; join its market with "
+                                       "--join");
     }
     if (frame->header.type != wire::FrameType::kWelcome)
         return fail(Errc::kProtocol, "expected WELCOME");

@@ -27,7 +27,7 @@
 
 namespace kvasir::worker {
 
-// A relay, or a hub that asks for tokens. Thread: credentials() is called on the worker's.
+// A relay. Thread: credentials() is called on the worker's.
 struct AttachTarget {
     net::Endpoint endpoint;
     std::shared_ptr<const net::TlsClient> tls;
@@ -35,8 +35,8 @@ struct AttachTarget {
 };
 
 struct WorkerOptions {
-    std::string connect;                 // ws://HOST:PORT or wss:// of a hub without tokens, or
-    std::optional<AttachTarget> attach;  // a relay or hub with them
+    std::string connect;                        // ws://HOST:PORT or wss:// of a hub, or
+    std::optional<AttachTarget> attach;         // a relay
     std::shared_ptr<const net::TlsClient> tls;  // for a wss:// in `connect`
     std::string name;                           // shown to people; empty: the host's name
     uint32_t threads = 1;
