@@ -3,13 +3,16 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -69,6 +72,27 @@ Status write_token(const std::string& path, const std::string& token) {
     return {};
 }
 
+// Of HOST:PORT, as it may stand in an address; nothing is everywhere.
+std::string shown_host(const std::string& address) {
+    const std::string host = address.substr(0, address.rfind(':'));
+    return host.empty() ? "0.0.0.0" : host;
+}
+
+// Tells where the API is once llama-server says that it listens: it may have chosen the port.
+std::function<void(std::string_view)> announce(const std::string& host) {
+    return [host, told = false](std::string_view line) mutable {
+        const size_t at = line.find("listening on http://");
+        const size_t colon = line.rfind(':');
+        if (told || at == std::string_view::npos || colon == std::string_view::npos) return;
+        const std::string_view port = line.substr(colon + 1);
+        const size_t digits = std::min(port.find_first_not_of("0123456789"), port.size());
+        if (digits == 0) return;
+        told = true;
+        fmt::print(stderr, "api: http://{}:{}/v1\n", host, port.substr(0, digits));
+        std::fflush(stderr);
+    };
+}
+
 }  // namespace
 
 Status run_api_server(const ApiServerOptions& options, Servers& servers) {
@@ -114,9 +138,9 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
         "KVASIR_TOKEN_FILE=" + token_path,
         "KVASIR_EXACT=" + options.exact,
     };
+    child.on_line = announce(shown_host(options.address));
     auto process = ChildProcess::start(child);
     if (!process) return tl::unexpected(process.error());
-    fmt::print(stderr, "api: http://{}/v1\n", options.address);
     auto next_token = net::Clock::now() + kTokenEvery;
     const timespec look = {kLookSeconds, 0};
     while (::sigtimedwait(&signals, nullptr, &look) <= 0) {

@@ -65,6 +65,7 @@ ChildExit decode_wait(int status) {
 struct ChildProcess::Impl {
     // Constant after start()
     std::string label;
+    std::function<void(std::string_view)> on_line;
     pid_t pid = -1;
     int stderr_fd = -1;
     int wake_fd = -1;  // eventfd: the reader should end
@@ -98,12 +99,13 @@ struct ChildProcess::Impl {
         if (tail.size() > kTailBytesMax) tail.erase(0, tail.size() - kTailBytesMax);
     }
 
-    void log_lines(std::string& partial, std::string_view bytes) const {
+    void take_lines(std::string& partial, std::string_view bytes) const {
         for (const char c : bytes) {
             if (c != '\n' && partial.size() < 1000) {
                 partial.push_back(c);
             } else if (c == '\n') {
                 log(LogLevel::kDebug, label, printable(partial, 1000));
+                if (on_line) on_line(partial);
                 partial.clear();
             }
         }
@@ -121,7 +123,7 @@ struct ChildProcess::Impl {
             if (count > 0) {
                 const std::string_view bytes(buffer.data(), static_cast<size_t>(count));
                 keep(bytes);
-                log_lines(partial, bytes);
+                take_lines(partial, bytes);
                 continue;
             }
             const bool nothing_yet = count < 0 && (errno == EAGAIN || errno == EINTR);
@@ -154,6 +156,7 @@ Result<ChildProcess> ChildProcess::start(const ChildOptions& options) {
     int null_fd = -1;
     auto impl = std::make_unique<Impl>();
     impl->label = options.label;
+    impl->on_line = options.on_line;
     const auto give_up = [&](int error, const std::string& what) {
         for (int* fd : {&errors[0], &errors[1], &status[0], &status[1], &null_fd}) close_fd(*fd);
         return fail(Errc::kEnvironment, what + ": " + std::strerror(error));

@@ -1,20 +1,20 @@
 // ChildProcess: a program started by this one, that never outlives it, with its last words kept.
 //
-// Used by LocalWorkers and bench (the RPC server). The child gets SIGKILL from the kernel if this
-// process dies. Its stderr is read by a small thread that keeps the tail (and copies it to the
-// debug log), so a chatty child neither blocks nor fills memory. stdout goes to /dev/null, stdin
-// comes from there.
-// Thread: one owner; start it from a thread that lives as long as the child should. Owns: process
-// and thread.
-// Limits: kTailBytesMax bytes of stderr are kept.
+// Used by LocalWorkers, bench (the RPC server) and up (llama-server). The child gets SIGKILL from
+// the kernel if this process dies. Its stderr is read by a small thread that keeps the tail (and
+// copies it to the debug log), so a chatty child neither blocks nor fills memory. stdout goes to
+// /dev/null, stdin comes from there. Thread: one owner; start it from a thread that lives as long
+// as the child should. Owns: process and thread. Limits: kTailBytesMax bytes of stderr are kept.
 #pragma once
 
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.hpp"
@@ -29,6 +29,8 @@ struct ChildOptions {
     std::string label;                          // for messages and log lines
     int cpu = -1;                               // run on this CPU only; -1: anywhere
     std::vector<std::string> environment = {};  // "NAME=VALUE", over what this process has
+    // Every line of its stderr, cut at 1,000 bytes, not printable(). Called on the reading thread.
+    std::function<void(std::string_view line)> on_line = {};
 };
 
 // How a child ended: an exit code, or a signal.

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
 #include "apps/local_workers.hpp"
@@ -77,6 +78,22 @@ TEST(ChildProcess, AChattyChildNeitherBlocksNorFillsMemory) {
     child.stop(milliseconds(0));
     EXPECT_EQ(child.last_words(1), "line 19999");
     EXPECT_LE(child.last_words(1U << 20).size(), 2 * kTailBytesMax);
+}
+
+TEST(ChildProcess, LinesAreToldAsTheyCome) {
+    std::mutex mu;
+    std::vector<std::string> lines;
+    ChildOptions options{
+        "/bin/sh", {"-c", "printf 'one\\ntw' >&2; printf 'o\\nrest' >&2"}, "lines"};
+    options.on_line = [&](std::string_view line) {
+        const std::lock_guard lock(mu);
+        lines.emplace_back(line);
+    };
+    auto child = ChildProcess::start(options);
+    ASSERT_TRUE(child) << child.error().detail;
+    ASSERT_TRUE(eventually([&] { return child->poll().has_value(); }));
+    child->stop(milliseconds(0));
+    EXPECT_EQ(lines, (std::vector<std::string>{"one", "two"})) << "without an end it is no line";
 }
 
 TEST(ChildProcess, StderrHeldOpenByAGrandchildDoesNotHangTheStop) {

@@ -358,6 +358,9 @@ Status Agent::serve(Serving& serving) {
         serving.worker = worker->get();
     }
     Status status = (*worker)->run();
+    log(LogLevel::kInfo, "worker",
+        "computed " + std::to_string((*worker)->pairs_done()) + " pairs in " +
+            std::to_string((*worker)->requests_done()) + " requests");
     const std::lock_guard lock(mu_);
     serving.worker = nullptr;
     return status;

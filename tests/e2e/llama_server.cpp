@@ -26,7 +26,7 @@ std::vector<std::string> command_line(const std::string& model, std::vector<std:
 }
 
 // Everything the server says to one request, headers included; empty when it does not answer.
-std::string http(unsigned port, const std::string& request) {
+std::string ask(unsigned port, const std::string& request) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     timeval patience{120, 0};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
@@ -50,6 +50,13 @@ std::string http(unsigned port, const std::string& request) {
 
 }  // namespace
 
+std::string http_post(unsigned port, const std::string& path, const Json& body) {
+    const std::string text = body.dump();
+    return ask(port, "POST " + path + " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" +
+                         "Content-Type: application/json\r\nContent-Length: " +
+                         std::to_string(text.size()) + "\r\n\r\n" + text);
+}
+
 ProgramOptions with_plugin(const PluginOptions& options) {
     return {{"GGML_BACKEND_PATH=" KVASIR_PLUGIN, "KVASIR_MODEL=" + options.model,
              "KVASIR_LISTEN=127.0.0.1:0", "KVASIR_LOG=" + options.log},
@@ -66,6 +73,12 @@ LlamaServer::LlamaServer(const std::string& model, std::vector<std::string> flag
     port_ = port.empty() ? 0 : static_cast<unsigned>(std::stoul(port));
 }
 
+Json chat_request(const std::string& question, unsigned tokens) {
+    return {{"messages", {{{"role", "user"}, {"content", question}}}},
+            {"temperature", 0},
+            {"max_tokens", tokens}};
+}
+
 std::string LlamaServer::hub() const {
     return "ws://127.0.0.1:" + program_.word_after("workers may join on port ");
 }
@@ -76,11 +89,7 @@ bool LlamaServer::wait_experts(unsigned experts) {
 }
 
 Json LlamaServer::post(const std::string& path, const Json& body) const {
-    const std::string text = body.dump();
-    const std::string answer =
-        http(port_, "POST " + path + " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" +
-                        "Content-Type: application/json\r\nContent-Length: " +
-                        std::to_string(text.size()) + "\r\n\r\n" + text);
+    const std::string answer = http_post(port_, path, body);
     const size_t begin = answer.find("\r\n\r\n");
     const std::string content = begin == std::string::npos ? "" : answer.substr(begin + 4);
     if (answer.rfind("HTTP/1.1 200", 0) != 0 || !Json::accept(content)) {
@@ -94,10 +103,7 @@ Json LlamaServer::post(const std::string& path, const Json& body) const {
 }
 
 std::string LlamaServer::chat(const std::string& question, unsigned tokens) const {
-    const Json answer =
-        post("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", question}}}},
-                                      {"temperature", 0},
-                                      {"max_tokens", tokens}});
+    const Json answer = post("/v1/chat/completions", chat_request(question, tokens));
     if (answer.is_null()) return {};
     return answer["choices"][0]["message"]["content"].get<std::string>();
 }

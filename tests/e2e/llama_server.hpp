@@ -16,6 +16,12 @@ struct PluginOptions {
     std::string log = "info";
 };
 
+// POST with a JSON body to a server on this machine: all that it says, headers included; empty when
+// it does not answer.
+std::string http_post(unsigned port, const std::string& path, const Json& body);
+// The body of /v1/chat/completions for an answer at temperature 0.
+Json chat_request(const std::string& question, unsigned tokens);
+
 // The environment that makes a llama.cpp program load the plugin.
 ProgramOptions with_plugin(const PluginOptions& options);
 
