@@ -1,4 +1,5 @@
 // `kvasir inspect`: flags only; the analysis is moe/inspect.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -6,14 +7,29 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "engine/kernels/weights.hpp"
 #include "moe/inspect.hpp"
 
 namespace kvasir::apps {
+namespace {
+
+bool has_kernels(const moe::ExpertBank& bank) {
+    using engine::kernels::WeightType;
+    return std::all_of(bank.tensors.begin(), bank.tensors.end(), [](const auto& tensor) {
+        if (tensor.part != moe::SlabPart::kWeight) return true;
+        const auto type = static_cast<WeightType>(tensor.type);
+        return engine::kernels::index_of(type) < engine::kernels::kWeightTypeCount &&
+               tensor.n_in % engine::kernels::block_width(type) == 0;
+    });
+}
+
+}  // namespace
 
 void add_inspect(CLI::App& app, int& exit_code) {
     CLI::App* command = app.add_subcommand(
         "inspect", "Show a model at tensor level: its experts, their bytes, the dense rest");
     auto options = std::make_shared<moe::InspectOptions>();
+    options->has_kernels = has_kernels;
     command->add_option("model", options->path, "GGUF file; of a split model, any part")
         ->required();
     command->add_flag("--json", options->json, "JSON for programs");

@@ -418,7 +418,11 @@ Result<GgufHeader> read_gguf_header(const std::string& path) {
     // O_NONBLOCK: opening a FIFO must not hang before it is refused.
     const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!fd.is_open()) {
-        return fail(Errc::kEnvironment, shown + ": cannot open: " + strerror(errno));
+        const int code = errno;
+        return fail(Errc::kEnvironment, shown + ": cannot open: " + strerror(code) +
+                                            (code == ENOENT   ? "; check the path"
+                                             : code == EACCES ? "; check its owner and mode"
+                                                              : ""));
     }
     struct stat info = {};
     if (fstat(fd.get(), &info) != 0) {

@@ -130,6 +130,22 @@ std::string percent_text(double fraction) {
                  percent);
 }
 
+// Which weight types are left to ggml, on whichever machine.
+std::string kernels_text(const InspectReport& report) {
+    uint64_t without = 0;
+    std::set<std::string> types;
+    for (const LayerReport& layer : report.per_layer) {
+        if (layer.has_kernels.value_or(true)) continue;
+        ++without;
+        types.insert(layer.types);
+    }
+    if (report.per_layer.empty() || !report.per_layer.front().has_kernels) return {};
+    if (without == 0) return "kernels     for all of them: the same bits on every machine\n";
+    std::string out = "kernels     none for " + count_text(without) + " layers:";
+    for (const std::string& type : types) out += " (" + type + ")";
+    return out + "; ggml computes those\n";
+}
+
 std::string head_text(const InspectReport& report) {
     std::string out = "model       " + printable(report.path, 400);
     if (report.files > 1) out += " and " + count_text(report.files - 1) + " more files";
@@ -156,7 +172,8 @@ std::string head_text(const InspectReport& report) {
     }
     return out + "\nshare       " + percent_text(report.share_experts) +
            " of the bytes are experts: " + bytes_text(static_cast<double>(report.bytes_experts)) +
-           " of " + bytes_text(static_cast<double>(report.bytes_total)) + "\n";
+           " of " + bytes_text(static_cast<double>(report.bytes_total)) + "\n" +
+           kernels_text(report);
 }
 
 std::string classes_text(const InspectReport& report) {
@@ -223,7 +240,7 @@ std::string layers_text(const InspectReport& report, bool per_layer) {
 
 }  // namespace
 
-InspectReport make_report(const Model& model) {
+InspectReport make_report(const Model& model, const HasKernels& has_kernels) {
     InspectReport report;
     report.path = model.shards.front().path;
     report.name = model.name;
@@ -251,6 +268,7 @@ InspectReport make_report(const Model& model) {
         layer.types = types_of(bank);
         layer.expert_bytes = bank.expert_bytes();
         layer.bytes = layer.expert_bytes * bank.experts;
+        if (has_kernels) layer.has_kernels = has_kernels(bank);
         const bool is_first = report.per_layer.empty();
         report.expert_bytes_min =
             is_first ? layer.expert_bytes : std::min(report.expert_bytes_min, layer.expert_bytes);
@@ -322,6 +340,7 @@ std::string inspect_json(const InspectReport& report) {
                           {"types", layer.types},
                           {"expert_bytes", layer.expert_bytes},
                           {"bytes", layer.bytes}});
+        if (layer.has_kernels) layers.back()["kernels"] = *layer.has_kernels;
     }
     ordered_json budgets = ordered_json::array();
     for (const BudgetReport& budget : report.budgets) {
@@ -371,7 +390,7 @@ std::string inspect_json(const InspectReport& report) {
 Result<std::string> run_inspect(const InspectOptions& options) {
     auto model = open_model(options.path);
     if (!model) return tl::unexpected<Error>(std::move(model.error()));
-    const InspectReport report = make_report(*model);
+    const InspectReport report = make_report(*model, options.has_kernels);
     return options.json ? inspect_json(report) : inspect_text(report, options.per_layer);
 }
 

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +17,14 @@
 
 namespace kvasir::moe {
 
+// Is there a kernel for this bank's weights? Who computes is above this floor.
+using HasKernels = std::function<bool(const ExpertBank&)>;
+
 struct InspectOptions {
     std::string path;
     bool json = false;
     bool per_layer = false;  // the table lists every layer; JSON always does
+    HasKernels has_kernels = {};  // empty: nothing is said about kernels
 };
 
 // One bank of experts (nearly always: one layer).
@@ -30,6 +36,7 @@ struct LayerReport {
     std::string types;          // of the weights, canonical order: "q4_K q4_K q6_K"
     uint64_t expert_bytes = 0;  // of one expert
     uint64_t bytes = 0;         // of the bank
+    std::optional<bool> has_kernels = {};
 };
 
 // What a node with `budget_bytes` could hold, smallest first.
@@ -79,7 +86,7 @@ struct InspectReport {
 
 constexpr std::array<uint64_t, 3> kBudgetsMb = {42, 340, 1400};
 
-InspectReport make_report(const Model& model);
+InspectReport make_report(const Model& model, const HasKernels& has_kernels = {});
 // A table for a terminal, 80 columns, printable ASCII, ends in a newline.
 std::string inspect_text(const InspectReport& report, bool per_layer);
 // One JSON object, indented by two, ends in a newline.

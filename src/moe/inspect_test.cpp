@@ -115,6 +115,23 @@ TEST(Inspect, TextOfTheDemoModel) {
     }
 }
 
+TEST(Inspect, SaysWhichLayersHaveNoKernels) {
+    const std::string path = KVASIR_SOURCE_DIR "/models/skald-q4_k_m.gguf";
+    const auto all = run_inspect({path, false, false, [](const ExpertBank&) { return true; }});
+    ASSERT_TRUE(all);
+    EXPECT_NE(all->find("kernels     for all of them"), std::string::npos) << *all;
+    const auto odd = [](const ExpertBank& bank) { return bank.key.layer % 2 == 1; };
+    const auto some = run_inspect({path, false, false, odd});
+    ASSERT_TRUE(some);
+    EXPECT_NE(some->find("kernels     none for 4 layers: (q4_K q4_K "), std::string::npos) << *some;
+    const auto json = run_inspect({path, true, false, odd});
+    ASSERT_TRUE(json);
+    EXPECT_NE(json->find("\"kernels\": false"), std::string::npos);
+    const auto silent = run_inspect({path, false, false});
+    ASSERT_TRUE(silent);
+    EXPECT_EQ(silent->find("kernels"), std::string::npos);
+}
+
 TEST(Inspect, JsonHasTheAgreedKeys) {
     const auto text = run_inspect({KVASIR_SOURCE_DIR "/models/skald-q4_k_m.gguf", true, false});
     ASSERT_TRUE(text) << text.error().detail;
