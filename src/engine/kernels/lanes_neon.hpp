@@ -118,6 +118,10 @@ struct Neon {
         return {{insert<A, To, Mask>(low.v[0], x), insert<A, To, Mask>(low.v[1], y),
                  insert<B, To, Mask>(low.v[2], x), insert<B, To, Mask>(low.v[3], y)}};
     }
+    static Bytes either(Bytes a, Bytes b) {
+        for (int i = 0; i < 4; ++i) a.v[i] = vorrq_u8(a.v[i], b.v[i]);
+        return a;
+    }
     template <int Value>
     static Bytes subtract(Bytes a) {
         for (uint8x16_t& x : a.v) x = vsubq_u8(x, vdupq_n_u8(Value));
