@@ -50,8 +50,8 @@ constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},  {1024, 3, 3}, {3072, 4,
                              {8192, 1, 4}, {2048, 3, 7}, {256, 3, 65}, {256, 2, 9},
                              {32, 3, 2},   {96, 2, 17},  {2880, 5, 3}, {1056, 33, 1}};
 
-constexpr const char* kNames[] = {"q4_0", "q8_0", "q2_K",   "q3_K",   "q4_K",
-                                  "q5_K", "q6_K", "iq4_nl", "iq4_xs", "mxfp4"};
+constexpr const char* kNames[] = {"q4_0", "q8_0",   "q2_K",   "q3_K",  "q4_K", "q5_K",
+                                  "q6_K", "iq4_nl", "iq4_xs", "mxfp4", "q5_0"};
 static_assert(std::size(kNames) == kWeightTypeCount);
 
 uint16_t make_scale(Kind kind, Generator& random) {
@@ -224,8 +224,10 @@ void add_products(const Kernels& kernels, Generator& random, Digests& digests) {
                 }
                 rows.arrange(kernels, type);
                 std::vector<float> out(size_t{s.weight_rows} * s.rows);
-                kernels.dot[t](s.width, weights.data(), row_bytes(type, s.width), s.weight_rows,
-                               rows.rows.data(), s.rows, out.data(), s.weight_rows);
+                const bool panel = takes_panel(type, s.weight_rows, s.rows);
+                (panel ? kernels.dot_panel : kernels.dot[t])(
+                    s.width, weights.data(), row_bytes(type, s.width), s.weight_rows,
+                    rows.rows.data(), s.rows, out.data(), s.weight_rows);
                 add_floats(products, out);
             }
         }

@@ -330,6 +330,31 @@ struct Q40 {
     }
 };
 
+// Bit i of eight to bit 4 of byte i.
+inline uint64_t spread_bits(uint8_t bits) {
+    const uint64_t one_each = (bits * 0x0101010101010101) & 0x8040201008040201;
+    return ((one_each + 0x7f7f7f7f7f7f7f7f) & 0x8080808080808080) >> 3;
+}
+
+template <class L>
+struct Q50 {
+    template <class M>
+    using With = Q50<M>;
+    static constexpr WeightType kType = WeightType::kQ5_0;
+    static constexpr bool kTwo = false;
+    static float scale(const uint8_t* p) { return from_f16(load_u16(p)); }
+    static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
+        alignas(64) uint64_t high[8];
+        for (uint32_t i = 0; i < 4; ++i) {
+            high[i] = spread_bits(a[2 + i]);
+            high[4 + i] = spread_bits(b[2 + i]);
+        }
+        const auto* bytes = reinterpret_cast<const uint8_t*>(high);
+        return L::template subtract<16>(
+            L::either(L::nibbles(a + 6, b + 6), L::load(bytes, bytes + 32)));
+    }
+};
+
 template <class L>
 struct Iq4Nl {
     template <class M>
@@ -447,6 +472,7 @@ constexpr Kernels make_kernels(const char* name) {
     k.name = name;
     k.group = [](WeightType type, uint32_t i) { return L::group(type, i); };
     k.dot[index_of(WeightType::kQ4_0)] = dot_rows<L, Q40<L>>;
+    k.dot[index_of(WeightType::kQ5_0)] = dot_rows<L, Q50<L>>;
     k.dot[index_of(WeightType::kQ8_0)] = dot_rows<L, Q80<L>>;
     k.dot[index_of(WeightType::kQ2_K)] = dot_rows<L, Q2K<L>>;
     k.dot[index_of(WeightType::kQ3_K)] = dot_rows<L, Q3K<L>>;

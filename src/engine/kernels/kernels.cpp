@@ -45,7 +45,8 @@ constexpr Kernels make_reference() {
     k.dot[7] = reference_rows<kWeightTypes[7]>;
     k.dot[8] = reference_rows<kWeightTypes[8]>;
     k.dot[9] = reference_rows<kWeightTypes[9]>;
-    static_assert(kWeightTypeCount == 10);
+    k.dot[10] = reference_rows<kWeightTypes[10]>;
+    static_assert(kWeightTypeCount == 11);
     k.dot_panel = reference_panel_rows;
     k.group = [](WeightType, uint32_t i) { return i; };
     k.elementwise = kElementwise;

@@ -153,8 +153,9 @@ uint32_t kv_dot_rows(WeightType type, uint32_t width, const uint8_t* weights, ui
                      uint32_t weight_rows, const Row* rows, uint32_t row_count, float* out,
                      uint32_t out_stride) {
     if (!is_covered(type, width)) return 0;
-    kKernels.dot[index_of(type)](width, weights, stride, weight_rows, rows, row_count, out,
-                                 out_stride);
+    const bool panel = takes_panel(type, weight_rows, row_count);
+    (panel ? kKernels.dot_panel : kKernels.dot[index_of(type)])(width, weights, stride, weight_rows,
+                                                                rows, row_count, out, out_stride);
     return 1;
 }
 

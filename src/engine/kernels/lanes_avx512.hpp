@@ -78,6 +78,7 @@ struct Avx512 : Floats8 {
     static Bytes merge(Bytes low, Bytes x) {
         return _mm512_ternarylogic_epi32(low, x, _mm512_set1_epi8(Mask), 0xf8);
     }
+    static Bytes either(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
     template <int Value>
     static Bytes subtract(Bytes a) {
         return _mm512_sub_epi8(a, _mm512_set1_epi8(Value));

@@ -246,8 +246,16 @@ float unpack_small(WeightType type, const uint8_t* p, int32_t (&weight)[kSmall])
             weight[i] = static_cast<int8_t>(p[2 + i]);
             continue;
         }
-        const uint8_t byte = p[(type == WeightType::kMxfp4 ? 1 : 2) + i % 16];
+        const uint32_t nibbles_at = type == WeightType::kMxfp4  ? 1
+                                    : type == WeightType::kQ5_0 ? 6
+                                                                : 2;
+        const uint8_t byte = p[nibbles_at + i % 16];
         const uint32_t index = i < 16 ? byte & 15 : byte >> 4;
+        if (type == WeightType::kQ5_0) {
+            const uint32_t high = (load_u32(p + 2) >> i) & 1;
+            weight[i] = static_cast<int32_t>(index | high << 4) - 16;
+            continue;
+        }
         weight[i] = type == WeightType::kQ4_0    ? static_cast<int32_t>(index) - 8
                     : type == WeightType::kIq4Nl ? kIq4Values[index]
                                                  : kFp4Values[index];
@@ -255,8 +263,8 @@ float unpack_small(WeightType type, const uint8_t* p, int32_t (&weight)[kSmall])
     return type == WeightType::kMxfp4 ? from_e8m0_half(p[0]) : from_f16(load_u16(p));
 }
 
-// Q4_0 and Q8_0 keep one set of lanes. IQ4_NL and MXFP4 keep two, of the even and the odd blocks,
-// and a last block without a partner is added to the sum as one number.
+// Q4_0, Q5_0 and Q8_0 keep one set of lanes. IQ4_NL and MXFP4 keep two, of the even and the odd
+// blocks, and a last block without a partner is added to the sum as one number.
 float dot_small(WeightType type, uint32_t width, const uint8_t* weights, const Row& row) {
     const bool two = type == WeightType::kIq4Nl || type == WeightType::kMxfp4;
     const uint32_t blocks = width / kSmall;
@@ -312,6 +320,7 @@ float reference_dot(WeightType type, uint32_t width, const uint8_t* weights, con
         case WeightType::kIq4Xs:
             return dot_plain(type, width, weights, row, unpack_iq4_xs);
         case WeightType::kQ4_0:
+        case WeightType::kQ5_0:
         case WeightType::kQ8_0:
         case WeightType::kIq4Nl:
         case WeightType::kMxfp4:

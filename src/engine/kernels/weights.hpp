@@ -15,6 +15,7 @@ constexpr uint32_t kSmall = 32;   // weights of a block of the older types
 // ggml's type numbers.
 enum class WeightType : uint32_t {
     kQ4_0 = 2,
+    kQ5_0 = 6,
     kQ8_0 = 8,
     kQ2_K = 10,
     kQ3_K = 11,
@@ -28,7 +29,7 @@ enum class WeightType : uint32_t {
 constexpr WeightType kWeightTypes[] = {
     WeightType::kQ4_0,  WeightType::kQ8_0,  WeightType::kQ2_K, WeightType::kQ3_K,
     WeightType::kQ4_K,  WeightType::kQ5_K,  WeightType::kQ6_K, WeightType::kIq4Nl,
-    WeightType::kIq4Xs, WeightType::kMxfp4,
+    WeightType::kIq4Xs, WeightType::kMxfp4, WeightType::kQ5_0,
 };
 constexpr uint32_t kWeightTypeCount = sizeof(kWeightTypes) / sizeof(kWeightTypes[0]);
 
@@ -48,6 +49,7 @@ enum class RowKind : uint8_t {
 constexpr RowKind row_kind(WeightType type) {
     switch (type) {
         case WeightType::kQ4_0:
+        case WeightType::kQ5_0:
         case WeightType::kQ8_0:
         case WeightType::kIq4Nl:
         case WeightType::kMxfp4:
@@ -67,6 +69,8 @@ constexpr uint32_t block_bytes(WeightType type) {
         case WeightType::kQ4_0:  // f16 d, nibbles[16]
         case WeightType::kIq4Nl:
             return 18;
+        case WeightType::kQ5_0:  // f16 d, high bits[4], nibbles[16]
+            return 22;
         case WeightType::kQ8_0:  // f16 d, int8[32]
             return 34;
         case WeightType::kMxfp4:  // u8 exponent, nibbles[16]
