@@ -46,9 +46,9 @@ constexpr Kind kKinds[] = {Kind::kRandom, Kind::kZero, Kind::kSubnormal, Kind::k
 struct Shape {
     uint32_t width, weight_rows, rows;
 };
-constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},  {1024, 3, 3}, {3072, 4, 5},
-                             {8192, 1, 4}, {2048, 3, 7}, {256, 3, 65}, {256, 2, 9},
-                             {32, 3, 2},   {96, 2, 17},  {2880, 5, 3}, {1056, 33, 1}};
+constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},   {1024, 3, 3}, {3072, 4, 5}, {8192, 1, 4},
+                             {2048, 3, 7}, {256, 3, 65},  {256, 2, 9},  {32, 3, 2},   {96, 2, 17},
+                             {2880, 5, 3}, {1056, 33, 1}, {512, 8, 8},  {256, 16, 13}};
 
 constexpr const char* kNames[] = {"q4_0", "q8_0",   "q2_K",   "q3_K",  "q4_K", "q5_K",
                                   "q6_K", "iq4_nl", "iq4_xs", "mxfp4", "q5_0"};

@@ -19,7 +19,7 @@ const types = [
   ['q4_0', 2, 32, 18, [0]], ['q8_0', 8, 32, 34, [0]], ['q2_K', 10, 256, 84, [80, 82]],
   ['q3_K', 11, 256, 110, [108]], ['q4_K', 12, 256, 144, [0, 2]], ['q5_K', 13, 256, 176, [0, 2]],
   ['q6_K', 14, 256, 210, [208]], ['iq4_nl', 20, 32, 18, [0]], ['iq4_xs', 23, 256, 136, [0]],
-  ['mxfp4', 39, 32, 17, []], ['q5_0', 6, 32, 22, [0]], ['q5_0', 6, 32, 22, [0]],
+  ['mxfp4', 39, 32, 17, []], ['q5_0', 6, 32, 22, [0]],
 ].map(([name, number, width, bytes, scales]) => ({ name, number, width, bytes, scales }));
 const shapes = [
   [256, 7, 1], [512, 5, 2], [1024, 3, 3], [3072, 4, 5], [8192, 1, 4], [2048, 3, 7], [256, 3, 65],
@@ -149,6 +149,7 @@ function product(type, width, weightRows, rows, weights, activations, out) {
 }
 
 function checkTravelled(type, width, weightRows, weights, activations, out) {
+  product(type, width, weightRows, 1, weights, activations, out);
   const first = memory(out, 4 * weightRows).slice();
   const bytes = put(asItTravels(offsets(activations, 4), width));
   const taken = must(kernels.kv_take_q8_k(type.number, width, 1, bytes), 'kv_take_q8_k');

@@ -332,7 +332,7 @@ struct Q40 {
 
 // Bit i of eight to bit 4 of byte i.
 inline uint64_t spread_bits(uint8_t bits) {
-    const uint64_t one_each = (bits * 0x0101010101010101) & 0x8040201008040201;
+    const uint64_t one_each = (uint64_t{bits} * 0x0101010101010101) & 0x8040201008040201;
     return ((one_each + 0x7f7f7f7f7f7f7f7f) & 0x8080808080808080) >> 3;
 }
 

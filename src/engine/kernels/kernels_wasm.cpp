@@ -13,7 +13,8 @@
 //       scale, int8[256], int16 sums[16])
 //   kv_dot_rows(type, width, weights, stride, weight_rows, activations, rows, out, out_stride) -> 1
 //       out[r * out_stride + w] (f32) = weights row w . activation row r; 0 for a wrong type or
-//       width
+//       width. Give it all rows of an expert in one call: IQ4_XS has another order of operations
+//       for many (takes_panel() in kernels.hpp)
 //   kv_silu(class, count, x, y)        class: 1 x86-v3, 2 x86-v4 (NumericClass); x, g, y may be one
 //   kv_swiglu(class, count, x, g, y)   silu(x) * g
 //   kv_swiglu_oai(count, x, g, f32 alpha, f32 limit, y)
