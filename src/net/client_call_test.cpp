@@ -3,7 +3,6 @@
 #include "net/tls_identity_testing.hpp"
 
 #include <atomic>
-#include <fstream>
 #include <thread>
 
 namespace kvasir::net {
@@ -41,18 +40,6 @@ protected:
             EXPECT_EQ(status.error().code, Errc::kDenied) << status.error().detail;
         }
     }
-    std::string write_file(const std::string& name, const std::string& text) {
-        const std::string path =
-            ::testing::TempDir() + "/kvasir-client-" + std::to_string(getpid()) + "-" + name;
-        std::ofstream(path) << text;
-        files_.push_back(path);
-        return path;
-    }
-    void TearDown() override {
-        for (const std::string& path : files_) unlink(path.c_str());
-        ClientTest::TearDown();
-    }
-    std::vector<std::string> files_;
     const TestOrigin::Script serve_ = [](const OriginRequest& request) {
         return serve_file(request, "ok");
     };

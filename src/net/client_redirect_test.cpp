@@ -181,6 +181,48 @@ TEST_F(RedirectTest, NeverFromHttpsToHttp) {
     EXPECT_EQ(with_token(target), 0u);
 }
 
+// A market with a self-signed certificate and its pin, and files at an origin with a real one.
+TEST_F(RedirectTest, APinIsForItsOwnOriginOnly) {
+    TlsIdentity of_hub("IP:127.0.0.1"), of_cdn("IP:127.0.0.1"), of_nobody("IP:127.0.0.1");
+    TestOrigin::Options secure;
+    secure.tls = of_cdn.context();
+    TestOrigin cdn(serve_, secure);
+    secure.tls = of_hub.context();
+    TestOrigin same_key(serve_, secure);
+    std::string location;
+    TestOrigin hub([&](const OriginRequest&) { return redirect_to(location); }, secure);
+    const std::string cdn_roots = write_file("cdn.pem", of_cdn.pem());
+    ClientTrust trust{of_hub.pin(), cdn_roots, hub.url("/any/path")};
+    client_ = make_client(trust);
+    location = cdn.url("/m");
+    EXPECT_TRUE(fetch(hub.url("/m"))) << errors_.back();
+    EXPECT_EQ(with_token(hub), 2u);
+    EXPECT_EQ(with_token(cdn), 0u);
+    EXPECT_EQ(cdn.requests().size(), 2u);
+
+    // The pinned key at another origin is a certificate like any other: not of these roots.
+    location = same_key.url("/m");
+    expect_failure(job(hub.url("/m"), 0, 10), Errc::kDenied, "certificate is not accepted");
+    EXPECT_TRUE(same_key.requests().empty());
+    // The hub itself needs its pin, whatever the roots say.
+    location = cdn.url("/m");
+    trust.pin = of_nobody.pin();
+    trust.ca_file = write_file("hub.pem", of_hub.pem());
+    client_ = make_client(trust);
+    const size_t asked = hub.requests().size();
+    expect_failure(job(hub.url("/m"), 0, 10), Errc::kDenied, "not the pinned one");
+    EXPECT_EQ(hub.requests().size(), asked);
+    // Roots that do not have the origin's certificate, the system's too.
+    for (const std::string& roots : {trust.ca_file, std::string()}) {
+        client_ = make_client({of_hub.pin(), roots, hub.url("")});
+        EXPECT_FALSE(fetch(hub.url("/m")));
+    }
+    // Without the pin's origin it is everybody's.
+    client_ = make_client({of_hub.pin(), cdn_roots});
+    expect_failure(job(hub.url("/m"), 0, 10), Errc::kDenied, "not the pinned one");
+    EXPECT_EQ(cdn.requests().size(), 2u);
+}
+
 TEST_F(RedirectTest, CallsChangeTheirMethodAsBrowsersDo) {
     TestOrigin other(serve_);
     std::string location;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -79,6 +80,7 @@ protected:
     }
 
     void TearDown() override {
+        for (const std::string& path : files_) unlink(path.c_str());
         set_log_sink(nullptr, LogLevel::kInfo);
         const std::lock_guard lock(g_log_mu);
         for (const auto* lines : {&g_log_lines, &errors_}) {
@@ -94,6 +96,15 @@ protected:
         auto client = make_http_client(trust, time_);
         KVASIR_CHECK(client.has_value());
         return std::move(*client);
+    }
+
+    // Goes away with the test.
+    std::string write_file(const std::string& name, const std::string& text) {
+        const std::string path =
+            ::testing::TempDir() + "/kvasir-client-" + std::to_string(getpid()) + "-" + name;
+        std::ofstream(path) << text;
+        files_.push_back(path);
+        return path;
     }
 
     static RangeJob job(std::string url, uint64_t offset, uint64_t bytes, uint64_t file_bytes = 0,
@@ -152,6 +163,7 @@ protected:
     std::map<uint64_t, std::string> got_;  // by tag
     std::set<uint64_t> done_;
     std::vector<std::string> errors_;
+    std::vector<std::string> files_;
 };
 
 }  // namespace kvasir::net::testing

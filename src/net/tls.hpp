@@ -34,10 +34,13 @@ public:
 
 // What a client accepts as the server of a TLS connection. With a pin, the key decides alone
 // (neither name, issuer nor dates are looked at); else a chain to a trusted root, and the host's
-// name.
+// name. An HttpClient, which redirects may lead elsewhere, is told whose key the pin is.
 struct ClientTrust {
     std::optional<Sha256> pin;
-    std::string ca_file;  // PEM; empty: the system's roots
+    std::string ca_file = {};  // PEM; empty: the system's roots
+    // HttpClient: the pin is for the origin (scheme, host, port) of this URL, and other origins are
+    // judged by their certificates. Empty: the pin is for every server.
+    std::string pin_url = {};
 };
 
 class TlsClient {

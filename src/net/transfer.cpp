@@ -53,7 +53,14 @@ Result<TransferTrust> TransferTrust::make(const ClientTrust& trust) {
         unsigned char text[48] = {};  // 44 characters and a NUL
         EVP_EncodeBlock(text, trust.pin->data(), static_cast<int>(trust.pin->size()));
         out.pin = std::string("sha256//") + reinterpret_cast<const char*>(text);
-    } else if (!trust.ca_file.empty()) {
+        if (!trust.pin_url.empty()) {
+            auto url = HttpUrl::parse(trust.pin_url);
+            if (!url) return tl::unexpected(url.error());
+            out.pin_origin = url->origin();
+        }
+    }
+    // Where the pin is for every server, nobody looks at certificates.
+    if (!trust.ca_file.empty() && (out.pin.empty() || !out.pin_origin.empty())) {
         if (access(trust.ca_file.c_str(), R_OK) != 0) {
             return fail(Errc::kEnvironment, "cannot read the certificates in " +
                                                 printable(trust.ca_file) +
@@ -131,9 +138,9 @@ Status Transfer::add_header(const std::string& name, const std::string& value) {
     return {};
 }
 
-void Transfer::set_trust() {
+void Transfer::set_trust(const HttpUrl& url) {
     set(CURLOPT_SSLVERSION, static_cast<long>(CURL_SSLVERSION_TLSv1_2));
-    if (!trust_.pin.empty()) {
+    if (trust_.pins(url)) {
         // The pin alone decides. A handshake without a certificate would have nothing to pin.
         set(CURLOPT_PINNEDPUBLICKEY, trust_.pin.c_str());
         set(CURLOPT_SSL_VERIFYPEER, 0L);
@@ -178,7 +185,7 @@ Status Transfer::prepare(const TransferRequest& request) {
     if (longer == nullptr) return fail(Errc::kEnvironment, "no memory for a header");
     header_lines_ = longer;
     set_body(request);
-    set_trust();
+    set_trust(*request.url);
     set(CURLOPT_URL, request.url->text().c_str());
     set(CURLOPT_PROTOCOLS_STR, "http,https");
     set(CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
@@ -297,7 +304,8 @@ Error Transfer::error(CURLcode result) const {
         case CURLE_PEER_FAILED_VERIFICATION:
         case CURLE_SSL_ISSUER_ERROR:
         case CURLE_SSL_INVALIDCERTSTATUS:
-            return {Errc::kDenied, "the server's certificate is not accepted: " + text};
+            return {Errc::kDenied, "the server's certificate is not accepted: " + text +
+                                       "; a certificate of your own is named with --ca"};
         case CURLE_SSL_CACERT_BADFILE:
             return {Errc::kEnvironment, "no usable certificates in " + printable(trust_.ca_file)};
         case CURLE_OPERATION_TIMEDOUT:

@@ -46,10 +46,14 @@ struct TransferRequest {
 
 // libcurl's settings of a connection, from ClientTrust. Constant.
 struct TransferTrust {
-    std::string pin;      // "sha256//BASE64", or empty
-    std::string ca_file;  // or empty
-    // Errors: kEnvironment (ca_file cannot be read).
+    std::string pin;         // "sha256//BASE64", or empty
+    std::string pin_origin;  // the pin is for this origin only; empty: for all
+    std::string ca_file;     // or empty
+    // Errors: kEnvironment (ca_file cannot be read), kUsage (pin_url).
     static Result<TransferTrust> make(const ClientTrust& trust);
+    bool pins(const HttpUrl& url) const {
+        return !pin.empty() && (pin_origin.empty() || pin_origin == url.origin());
+    }
 };
 
 class Transfers final {
@@ -108,7 +112,7 @@ private:
         set_failed_ = curl_easy_setopt(easy_, option, value) != CURLE_OK || set_failed_;
     }
     Status add_header(const std::string& name, const std::string& value);
-    void set_trust();
+    void set_trust(const HttpUrl& url);
     void set_body(const TransferRequest& request);
     size_t on_header_line(std::string_view line);
     static size_t header_callback(char* data, size_t size, size_t count, void* self);

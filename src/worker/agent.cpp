@@ -80,6 +80,7 @@ Agent::Agent(AgentOptions options, MarketAddress address, crypto::Invite invite,
                                   key_->public_key().bytes[0] ^
                                   (uint64_t{key_->public_key().bytes[1]} << 8)) {
     trust_.pin = invite_.tls_pin;
+    trust_.pin_url = address_.base;  // redirects lead to an origin with a key of its own
     trust_.ca_file = options_.ca_file;
     if (options_.cpu_percent < 100)
         throttle_ = std::make_unique<Throttle>(options_.cpu_percent, options_.threads);
