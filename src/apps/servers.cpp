@@ -26,7 +26,11 @@ crypto::WallTime wall_now() {
 Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
                                                        const std::string& state) {
     const bool files = !flags.tls_cert.empty();
-    if (int{files} + int{flags.dev_tls} + int{flags.plain} != 1) {
+    const int ways = int{files} + int{flags.dev_tls} + int{flags.plain};
+    if (ways > 1) {
+        return fail(Errc::kUsage, "choose one of --tls-cert with --tls-key, --dev-tls and --plain");
+    }
+    if (ways == 0) {
         return fail(Errc::kUsage,
                     "say how the port is protected: --tls-cert and --tls-key, --dev-tls (a "
                     "self-signed certificate; invites carry its hash), or --plain (none: one "
@@ -42,6 +46,11 @@ std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uin
     if (!flags.public_url.empty()) return flags.public_url;
     const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
     const bool v6 = listen.host.find(':') != std::string::npos;
+    if (any) {
+        fmt::print(stderr,
+                   "kvasir: write this machine's name or address for THIS-MACHINE below, or give "
+                   "--public-url https://NAME:PORT\n");
+    }
     const std::string host = any ? "THIS-MACHINE" : v6 ? "[" + listen.host + "]" : listen.host;
     return (flags.plain ? "http://" : "https://") + host + ":" + std::to_string(port);
 }
@@ -146,6 +155,12 @@ Servers::~Servers() {
     if (market_) market_->on_revoked({});
     listener_.reset();
     relay_.reset();
+}
+
+std::optional<backbone::RelayHere> Servers::relay_here() const {
+    if (!relay_) return std::nullopt;
+    return backbone::RelayHere{relay_->event_fd(),
+                               [relay = relay_.get()] { return relay->serve_ready(); }};
 }
 
 uint16_t Servers::local_port() const {

@@ -6,9 +6,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "access/access.hpp"
+#include "backbone/uplink.hpp"
 #include "base/result.hpp"
 #include "coordinator/market.hpp"
 #include "relay/relay.hpp"
@@ -45,8 +47,9 @@ public:
     ~Servers();
 
     coordinator::Market& market() { return *market_; }
-    const std::string& url() const { return url_; }  // as nodes reach it
-    uint16_t local_port() const;                     // of the relay, plain TCP on this machine
+    const std::string& url() const { return url_; }         // as nodes reach it
+    std::optional<backbone::RelayHere> relay_here() const;  // if the relay is ours
+    uint16_t local_port() const;  // of the relay, plain TCP on this machine
     // The line that a person pastes on another machine.
     Result<std::string> join_line(uint32_t uses, std::chrono::seconds valid_for);
     // What a backbone of this process, or a program that it starts, shows to the relay. `key` is

@@ -55,6 +55,7 @@ Result<std::unique_ptr<Swarm>> start_swarm(const UpFlags& flags, const Servers& 
     backbone::UplinkOptions uplink;
     uplink.endpoint.host = "127.0.0.1";
     uplink.endpoint.port = servers.local_port();
+    uplink.here = servers.relay_here();
     uplink.credentials = [&servers, shared] { return servers.backbone_credentials(shared); };
     SwarmOptions options;
     options.model_path = flags.session.model_path;

@@ -87,7 +87,12 @@ public:
             log(LogLevel::kError, "backbone", engine.error().detail);
             return nullptr;
         }
-        auto lane = std::make_unique<SwarmLane>(*replica_, board_, stats_, std::move(*engine));
+        std::vector<RelayHere> here;
+        for (const UplinkOptions& relay : options_.relays) {
+            if (relay.here) here.push_back(*relay.here);
+        }
+        auto lane = std::make_unique<SwarmLane>(*replica_, board_, stats_, std::move(*engine),
+                                                std::move(here));
         if (lane->works()) return lane;
         log(LogLevel::kError, "backbone",
             "too many open files (ulimit -n): experts of this context are computed here");

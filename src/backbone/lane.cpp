@@ -32,8 +32,13 @@ bool copy_finite(float* out, const uint8_t* in, size_t count) {
 }  // namespace
 
 SwarmLane::SwarmLane(Replica& replica, RosterBoard& board, Stats& stats,
-                     std::unique_ptr<engine::ExpertEngine> engine)
-    : replica_(replica), board_(board), stats_(stats), engine_(std::move(engine)) {
+                     std::unique_ptr<engine::ExpertEngine> engine,
+                     std::vector<RelayHere> relays_here)
+    : replica_(replica),
+      board_(board),
+      stats_(stats),
+      engine_(std::move(engine)),
+      relays_here_(std::move(relays_here)) {
     on_reply_ = [this](uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload,
                        const Error& error) { on_reply(cookie, type, payload, error); };
 }
@@ -192,6 +197,7 @@ Status SwarmLane::run_assigned() {
         const auto sends = std::move(to_send_);
         to_send_.clear();
         for (const auto& [worker, groups] : sends) send_group(worker, groups);
+        if (!sends.empty()) serve_relays();
         if (Status ok = compute_groups(to_compute_); !ok) return ok;
         if (to_assign_.empty()) return {};
         const std::vector<uint32_t> again = to_assign_;  // groups whose worker could not be asked
@@ -321,6 +327,10 @@ Status SwarmLane::collect() {
     return {};
 }
 
+void SwarmLane::serve_relays() {
+    for (const RelayHere& relay : relays_here_) relays_busy_ |= !relay.serve_ready();
+}
+
 void SwarmLane::wait_for_replies() {
     auto deadline = net::Deadline::max();
     for (const auto& call : calls_) {
@@ -335,11 +345,20 @@ void SwarmLane::wait_for_replies() {
         poll_links_.push_back(link);
     }
     poll_entries_.push_back({mailbox_.fd(), POLLIN, 0});
-    if (::poll(poll_entries_.data(), poll_entries_.size(), poll_timeout(deadline)) <= 0) return;
-    for (size_t i = 0; i < poll_links_.size(); ++i) {
-        if (poll_entries_[i].revents != 0) (void)poll_links_[i]->pump(&mailbox_, on_reply_);
+    if (!std::exchange(relays_busy_, false)) {
+        for (const RelayHere& relay : relays_here_)
+            poll_entries_.push_back({relay.event_fd, POLLIN, 0});
     }
-    if (poll_entries_.back().revents != 0) {
+    if (::poll(poll_entries_.data(), poll_entries_.size(), poll_timeout(deadline)) <= 0) return;
+    bool relayed = false;
+    for (size_t i = poll_links_.size() + 1; i < poll_entries_.size(); ++i)
+        relayed = relayed || poll_entries_[i].revents != 0;
+    if (relayed) serve_relays();
+    for (size_t i = 0; i < poll_links_.size(); ++i) {
+        if (relayed || poll_entries_[i].revents != 0)
+            (void)poll_links_[i]->pump(&mailbox_, on_reply_);
+    }
+    if (poll_entries_[poll_links_.size()].revents != 0) {
         mailbox_.take(replies_);
         for (const Reply& reply : replies_)
             on_reply(reply.cookie, reply.type, reply.payload, reply.error);

@@ -18,14 +18,16 @@
 #include "backbone/replica.hpp"
 #include "backbone/roster.hpp"
 #include "backbone/stats.hpp"
+#include "backbone/uplink.hpp"
 #include "dispatch/planner.hpp"
 
 namespace kvasir::backbone {
 
 class SwarmLane final : public Lane {
 public:
+    // `relays_here`: those in this process.
     SwarmLane(Replica& replica, RosterBoard& board, Stats& stats,
-              std::unique_ptr<engine::ExpertEngine> engine);
+              std::unique_ptr<engine::ExpertEngine> engine, std::vector<RelayHere> relays_here);
     ~SwarmLane() override;
 
     bool works() const { return mailbox_.works(); }  // no: out of descriptors
@@ -71,6 +73,7 @@ private:
     Status compute_groups(std::span<const uint32_t> groups);
     Status compute_chunk(std::span<const uint32_t> groups);
     Status collect();
+    void serve_relays();
     void wait_for_replies();
     void on_reply(uint64_t cookie, wire::FrameType type, std::span<const uint8_t> payload,
                   const Error& error);
@@ -86,6 +89,7 @@ private:
     RosterBoard& board_;
     Stats& stats_;
     std::unique_ptr<engine::ExpertEngine> engine_;
+    const std::vector<RelayHere> relays_here_;
     Mailbox mailbox_;
     OnReply on_reply_;
 
@@ -130,6 +134,7 @@ private:
     std::vector<Reply> replies_;
     std::vector<pollfd> poll_entries_;
     std::vector<Link*> poll_links_;
+    bool relays_busy_ = false;  // their threads are at it: only they are waited for
     ByteWriter head_;
 };
 

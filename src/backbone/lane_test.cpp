@@ -2,6 +2,9 @@
 // result.
 #include <gtest/gtest.h>
 
+#include <sys/eventfd.h>
+
+#include <atomic>
 #include <thread>
 
 #include "backbone/swarm_testing.hpp"
@@ -24,6 +27,31 @@ struct Behaviour {
 };
 void PrintTo(const Behaviour& behaviour, std::ostream* out) {
     *out << behaviour.name;
+}
+
+// The relay's thread is always at it: the lane waits for its worker, and does not spin.
+TEST(Lane, ABusyRelayInThisProcessIsLeftToItsThread) {
+    const net::UniqueFd always(::eventfd(1, EFD_CLOEXEC));
+    std::atomic<uint32_t> asked{0};
+    UplinkOptions relay;
+    relay.endpoint.host = "127.0.0.1";
+    relay.endpoint.port = 1;  // nobody is there
+    relay.credentials = [] { return access::Credentials{}; };
+    relay.here = RelayHere{always.get(), [&] {
+                               ++asked;
+                               return false;
+                           }};
+    ToySwarm swarm(true, 150ms, {relay});
+    auto worker = swarm.worker(0, 8, "silent");
+    ASSERT_TRUE(swarm.covered());
+    auto lane = swarm.backbone().open_lane();
+    const auto first = swarm.check(*lane, kLayer0, ToySwarm::all_experts(), kToyUsed, 1);
+    EXPECT_TRUE(first.computed && first.same_bits);
+    EXPECT_GT(asked.load(), 0u) << "asked once a request was sent";
+    worker->set_mood(Mood::kNever);
+    const auto outcome = swarm.check(*lane, kLayer1, ToySwarm::all_experts(), kToyUsed, 2);
+    EXPECT_TRUE(outcome.computed && outcome.same_bits);
+    EXPECT_LE(asked.load(), 10u) << "in a wait of 150 ms";
 }
 
 class BadWorker : public ::testing::TestWithParam<Behaviour> {};

@@ -43,12 +43,14 @@ inline const ToyFile& toy_file() {
 
 class ToySwarm {
 public:
-    explicit ToySwarm(bool strict = true, std::chrono::milliseconds stall_max = 150ms) {
+    explicit ToySwarm(bool strict = true, std::chrono::milliseconds stall_max = 150ms,
+                      std::vector<UplinkOptions> relays = {}) {
         Options options;
         options.model_path = path_;
         options.listen = "127.0.0.1:0";
         options.exact_strict = strict;
         options.stall_max = stall_max;
+        options.relays = std::move(relays);
         options.cache_dir = cache();
         auto started = Backbone::start(options);
         KVASIR_CHECK(started.has_value());

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -23,8 +24,16 @@
 
 namespace kvasir::backbone {
 
+// A relay in this process: lanes do its work for their own frames, so that its thread need not wake
+// up for each. See relay/relay.hpp.
+struct RelayHere {
+    int event_fd = -1;  // readable while it has something to do
+    std::function<bool()> serve_ready;
+};
+
 struct UplinkOptions {
     net::Endpoint endpoint;
+    std::optional<RelayHere> here;  // it is in this process, and outlives the backbone
     std::shared_ptr<const net::TlsClient> tls;
     std::function<access::Credentials()> credentials;  // fresh ones for every attempt
     std::chrono::milliseconds pause_first{200};

@@ -66,6 +66,12 @@ public:
     // Cuts whoever is attached with the token of that serial.
     virtual void revoke(uint64_t serial) = 0;
     virtual RelayStats stats() const = 0;
+
+    // For a backbone in this process: with these a frame of its own needs no wake-up of the relay's
+    // thread. event_fd() is readable while something is there; serve_ready() does one round of it,
+    // without waiting, unless another thread is at it (false). Thread: any.
+    virtual int event_fd() const = 0;
+    virtual bool serve_ready() = 0;
 };
 
 }  // namespace kvasir::relay

@@ -57,6 +57,8 @@ public:
     bool drained() const override { return drained_.load(); }
     void revoke(uint64_t serial) override;
     RelayStats stats() const override;
+    int event_fd() const override { return epoll_.get(); }
+    bool serve_ready() override;
 
 private:
     void post(std::function<void()> work) const;
@@ -64,7 +66,8 @@ private:
     RelayStats collect() const;
 
     void run();
-    int wait_milliseconds() const;
+    void round(std::span<const epoll_event> events);
+    Time wait_until() const;
     void on_socket(const epoll_event& event);
     void run_posted();
     void adopt(net::MessageStream stream, const std::string& peer);
@@ -93,7 +96,9 @@ private:
     net::UniqueFd epoll_;
     net::UniqueFd wake_;
 
-    // Relay thread only
+    // Guarded by round_mu_: a round is the relay thread's, or that of a caller of serve_ready()
+    std::mutex round_mu_;
+    Time waits_until_;  // the relay's thread, unless something comes
     TokenGate gate_;
     Switchboard board_;
     std::unordered_map<ConnectionId, std::unique_ptr<Channel>, ConnectionIdHash> channels_;

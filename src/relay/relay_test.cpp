@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -109,6 +110,61 @@ TEST(Relay, PassesFramesOfEverySize) {
     EXPECT_EQ(stats.counters.frames_forwarded, 2u * 15);
     EXPECT_EQ(stats.workers, 0u);
     EXPECT_EQ(stats.backbones, 1u);
+}
+
+// Serves a relay beside its own thread, as a backbone in the same process does.
+class Server {
+public:
+    explicit Server(Relay& relay)
+        : thread_([this, &relay] {
+              while (!stopping_.load()) {
+                  pollfd entry{relay.event_fd(), POLLIN, 0};
+                  if (::poll(&entry, 1, 20) > 0 && relay.serve_ready()) ++rounds_;
+              }
+          }) {}
+    ~Server() {
+        stopping_.store(true);
+        thread_.join();
+    }
+    uint64_t rounds() const { return rounds_.load(); }
+
+private:
+    std::atomic<bool> stopping_{false};
+    std::atomic<uint64_t> rounds_{0};
+    std::thread thread_;
+};
+
+TEST(Relay, AnotherThreadMayServe) {
+    RelayOptions options = open_relay();
+    options.turn_bytes = 64 << 10;  // long frames take several rounds
+    const auto relay = start(options);
+    const Server server(*relay);
+    PairOf pair(target_of(*relay));
+    uint32_t id = 0;
+    while (id < 1000 || (server.rounds() < 100 && id < 100000)) {
+        ++id;
+        ASSERT_TRUE(pair.exchange(id, id % 50 == 0 ? 300000 : 348, 4132)) << id;
+    }
+    EXPECT_GE(server.rounds(), 100u);
+    const RelayStats stats = relay->stats();
+    EXPECT_EQ(stats.counters.frames_forwarded, 2u * id);
+    EXPECT_EQ(stats.queued_bytes, 0u);
+}
+
+// A timer that another thread's round starts is kept by the relay's own, which sleeps for longer.
+TEST(Relay, TimersOfAnotherThreadsRoundsRun) {
+    RelayOptions options = open_relay();
+    options.switchboard.attach_deadline = milliseconds(50);
+    const auto relay = start(options);
+    const Server server(*relay);
+    for (int i = 0; i < 20; ++i) {
+        Node silent = Node::connect(target_of(*relay));
+        ASSERT_TRUE(silent.read_nonce());
+        const auto told = silent.next(milliseconds(5000));
+        ASSERT_TRUE(told) << told.error().detail;
+        EXPECT_EQ(told->header.type, FrameType::kError);
+    }
+    EXPECT_GT(server.rounds(), 0u);
 }
 
 TEST(Relay, HealthAndMetrics) {

@@ -26,6 +26,13 @@ Time read_clock() {
     return std::chrono::steady_clock::now();
 }
 
+int wait_milliseconds(Time until) {
+    if (until == Time::min()) return 0;
+    if (until == Time::max()) return -1;
+    const auto left = std::chrono::ceil<milliseconds>(until - read_clock()).count();
+    return static_cast<int>(std::clamp<int64_t>(left, 0, 60000));
+}
+
 }  // namespace
 
 RelayStats RelayImpl::collect() const {
@@ -49,29 +56,45 @@ Channel* RelayImpl::find(ConnectionId id) {
 
 void RelayImpl::run() {
     std::array<epoll_event, kEventsPerWait> events;
+    std::unique_lock lock(round_mu_);
     while (!stopping_.load()) {
-        const int count =
-            ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, wait_milliseconds());
-        now_ = read_clock();
-        for (int i = 0; i < count; ++i) on_socket(events[static_cast<size_t>(i)]);
-        run_turns();
-        if (now_ >= board_.next_tick()) apply(Tick{});
-        release_idle();
-        if (receive_total_ > options_.receive_total_max) cut_largest();
-        ended_.clear();
-        if (board_.draining() && board_.connections() == 0) drained_.store(true);
+        waits_until_ = wait_until();
+        const int timeout = wait_milliseconds(waits_until_);
+        lock.unlock();
+        const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout);
+        lock.lock();
+        round({events.data(), static_cast<size_t>(std::max(count, 0))});
     }
     for (auto& [id, channel] : channels_) channel->stream.close(1001);
     run_posted();  // whoever waits for an answer gets it
 }
 
-int RelayImpl::wait_milliseconds() const {
-    if (!ready_.empty()) return 0;
-    Time until = board_.next_tick();
-    if (!idle_.empty()) until = std::min(until, idle_.front().first);
-    if (until == Time::max()) return -1;
-    const auto left = std::chrono::ceil<milliseconds>(until - read_clock()).count();
-    return static_cast<int>(std::clamp<int64_t>(left, 0, 60000));
+// Events may be stale: another thread may have dealt with them since.
+void RelayImpl::round(std::span<const epoll_event> events) {
+    now_ = read_clock();
+    for (const epoll_event& event : events) on_socket(event);
+    run_turns();
+    if (now_ >= board_.next_tick()) apply(Tick{});
+    release_idle();
+    if (receive_total_ > options_.receive_total_max) cut_largest();
+    ended_.clear();
+    if (board_.draining() && board_.connections() == 0) drained_.store(true);
+}
+
+bool RelayImpl::serve_ready() {
+    const std::unique_lock lock(round_mu_, std::try_to_lock);
+    if (!lock || stopping_.load()) return false;
+    std::array<epoll_event, kEventsPerWait> events;
+    const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, 0);
+    if (count > 0) round({events.data(), static_cast<size_t>(count)});
+    if (wait_until() < waits_until_) post([] {});  // the thread waits for a later time
+    return true;
+}
+
+Time RelayImpl::wait_until() const {
+    if (!ready_.empty()) return Time::min();
+    const Time tick = board_.next_tick();
+    return idle_.empty() ? tick : std::min(tick, idle_.front().first);
 }
 
 void RelayImpl::on_socket(const epoll_event& event) {
