@@ -1,5 +1,6 @@
 #include "net/connection.hpp"
 
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -123,6 +124,16 @@ void Connection::stop() {
     reply_timer_.cancel();
 }
 
+void Connection::drop() {
+    stop();
+    leave_handshake();
+}
+
+bool Connection::has_spoken() const {
+    int bytes = 0;
+    return has_spoken_ || (::ioctl(transport_.fd(), FIONREAD, &bytes) == 0 && bytes > 0);
+}
+
 std::string Connection::peer() const {
     const bool v6 = address_.find(':') != std::string::npos;
     return (v6 ? "[" + address_ + "]" : address_) + ":" + std::to_string(port_);
@@ -130,7 +141,7 @@ std::string Connection::peer() const {
 
 void Connection::leave_handshake() {
     if (!std::exchange(in_handshake_, false)) return;
-    owner_.end_handshake(address_);
+    owner_.end_handshake(*this);
 }
 
 asio::awaitable<void> Connection::run() {
@@ -186,7 +197,10 @@ asio::awaitable<bool> Connection::fill() {
         input_.resize(size + (got ? got->bytes : 0));
         if (!got) log(LogLevel::kDebug, "net", peer() + ": " + got.error().detail);
         if (!got || got->end) co_return false;
-        if (got->bytes != 0) co_return true;
+        if (got->bytes != 0) {
+            has_spoken_ = true;
+            co_return true;
+        }
         if (size == 0) input_ = {};  // an idle connection holds nothing
         if (!co_await wait(false)) co_return false;
     }
@@ -197,6 +211,7 @@ asio::awaitable<bool> Connection::fill() {
 
 asio::awaitable<bool> Connection::secure() {
     while (transport_.tls()) {
+        has_spoken_ = has_spoken();
         const auto done = transport_.handshake();
         if (!done) {
             owner_.log_refused(peer() + ": " + done.error().detail);

@@ -39,6 +39,8 @@ private:
     boost::asio::io_context* context_;  // guarded by mu_
 };
 
+class Connection;
+
 // What connections share: the listener's side of them. Listener's thread only.
 class ConnectionOwner {
 public:
@@ -50,7 +52,7 @@ public:
     // many (false).
     virtual bool try_begin_http(const std::string& address) = 0;
     virtual void end_http(const std::string& address) = 0;
-    virtual void end_handshake(const std::string& address) = 0;
+    virtual void end_handshake(Connection& connection) = 0;
     // At most one line a second.
     virtual void log_refused(const std::string& line) = 0;
 };
@@ -69,6 +71,13 @@ public:
     boost::asio::awaitable<void> run();
     // Ends run() soon.
     void stop();
+    // stop(), and its place among the handshakes is free at once.
+    void drop();
+    bool in_handshake() const { return in_handshake_; }
+    // Something of the peer has arrived, even if it was not read yet.
+    bool has_spoken() const;
+    const std::string& address() const { return address_; }
+    Clock::time_point since() const { return since_; }
     // A reply may have come.
     void wake() { reply_timer_.cancel(); }
 
@@ -109,6 +118,7 @@ private:
     ConnectionOwner& owner_;
     const std::string address_;
     const uint16_t port_;
+    const Clock::time_point since_ = Clock::now();
 
     Transport transport_;
     boost::asio::posix::stream_descriptor descriptor_;  // the same socket, as Asio knows it
@@ -119,6 +129,7 @@ private:
     bool stopped_ = false;
     bool in_handshake_ = true;
     bool in_http_ = false;
+    bool has_spoken_ = false;
 
     std::vector<uint8_t> input_;  // not yet parsed
     Clock::time_point request_start_ = {};

@@ -4,7 +4,9 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <csignal>
+#include <list>
 #include <map>
 #include <memory>
 #include <set>
@@ -35,6 +37,8 @@ using boost::system::error_code;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // after EMFILE and the like
 constexpr auto kRefusedLogPause = std::chrono::seconds(1);
+// Who sends a first byte does so with the end of TCP's handshake; lost packets are sent again.
+constexpr auto kSilenceMax = std::chrono::milliseconds(100);
 
 struct Peer {
     asio::ip::address address;
@@ -66,13 +70,16 @@ private:
     const std::shared_ptr<Home>& home() const override { return home_; }
     bool try_begin_http(const std::string& address) override;
     void end_http(const std::string& address) override;
-    void end_handshake(const std::string& address) override;
+    void end_handshake(Connection& connection) override;
     void log_refused(const std::string& line) override;
 
     asio::awaitable<void> accept_loop();
     asio::awaitable<void> pause(Clock::time_point until);
     UniqueFd accept_one(tcp::endpoint& peer);
     void open(UniqueFd fd, const Peer& peer);
+    Connection* replaceable(const std::string* address, Clock::duration silence_max) const;
+    bool make_room_of(const std::string& address);
+    Clock::time_point make_room();
     error_code open(const tcp::endpoint& endpoint, bool dual_stack);
     void stop();
 
@@ -87,8 +94,8 @@ private:
     tcp::acceptor acceptor_{context_};
     asio::steady_timer wake_{context_};  // ends pause()
     std::set<Connection*> connections_;
-    std::map<std::string, uint32_t> pending_by_address_;  // handshakes
-    uint32_t pending_ = 0;
+    std::list<Connection*> pending_;                      // handshakes, the oldest first
+    std::map<std::string, uint32_t> pending_by_address_;  // how many of them
     std::map<std::string, uint32_t> http_by_address_;
     uint32_t http_ = 0;
     Clock::time_point refused_logged_ = {};
@@ -174,8 +181,13 @@ asio::awaitable<void> ListenerImpl::pause(Clock::time_point until) {
 
 asio::awaitable<void> ListenerImpl::accept_loop() {
     while (!stopping_) {
-        if (pending_ >= options_.handshake.pending_max) {  // the rest waits in the backlog
-            co_await pause(Clock::time_point::max());
+        if (pending_.size() >= options_.handshake.pending_max) {  // the rest waits in the backlog
+            (void)co_await acceptor_.async_wait(tcp::acceptor::wait_read, kAwait);
+            if (pending_.size() < options_.handshake.pending_max || stopping_) continue;
+            const auto until = make_room();
+            if (until > Clock::now()) {
+                co_await pause(until);
+            }
             continue;
         }
         tcp::endpoint peer;
@@ -206,23 +218,18 @@ UniqueFd ListenerImpl::accept_one(tcp::endpoint& peer) {
 
 void ListenerImpl::open(UniqueFd fd, const Peer& peer) {
     const std::string address = peer.address.to_string();
-    uint32_t& same_address = pending_by_address_[address];
-    if (same_address >= options_.handshake.pending_per_address_max) {
-        log_refused("too many handshakes at once from " + address + ", one was closed");
-        return;
-    }
+    if (!make_room_of(address)) return;
     auto transport =
         options_.tls ? Transport::make_tls(std::move(fd), options_.tls->context(), Side::kServer)
                      : Result<Transport>(Transport(std::move(fd)));
     if (!transport) {
         log_refused(transport.error().detail);
-        if (same_address == 0) pending_by_address_.erase(address);
         return;
     }
-    ++same_address;
-    ++pending_;
     const auto connection =
         std::make_shared<Connection>(context_, *this, std::move(*transport), address, peer.port);
+    ++pending_by_address_[address];
+    pending_.push_back(connection.get());
     connections_.insert(connection.get());
     asio::co_spawn(context_, connection->run(), [this, connection](std::exception_ptr exception) {
         if (exception) log(LogLevel::kError, "net", "a connection ended with an exception");
@@ -230,9 +237,53 @@ void ListenerImpl::open(UniqueFd fd, const Peer& peer) {
     });
 }
 
-void ListenerImpl::end_handshake(const std::string& address) {
-    --pending_;
+// Silent for longer than that, or beyond all patience; those who said nothing first. nullptr: none.
+Connection* ListenerImpl::replaceable(const std::string* address,
+                                      Clock::duration silence_max) const {
+    Connection* slow = nullptr;
+    const auto now = Clock::now();
+    for (Connection* connection : pending_) {
+        if (address != nullptr && connection->address() != *address) continue;
+        const auto age = now - connection->since();
+        if (age >= silence_max && !connection->has_spoken()) return connection;
+        if (slow == nullptr && age >= options_.handshake.patience) slow = connection;
+    }
+    return slow;
+}
+
+// One more handshake of that address; whoever has all its places loses one of his own.
+bool ListenerImpl::make_room_of(const std::string& address) {
     const auto entry = pending_by_address_.find(address);
+    if (entry == pending_by_address_.end() ||
+        entry->second < options_.handshake.pending_per_address_max) {
+        return true;
+    }
+    Connection* old = replaceable(&address, Clock::duration::zero());
+    log_refused("too many handshakes at once from " + address + ", " +
+                (old != nullptr ? "the oldest" : "the newest") + " was closed");
+    if (old == nullptr) return false;
+    old->drop();
+    return true;
+}
+
+// One more handshake in all: who has most places gives one. Else when to look again.
+Clock::time_point ListenerImpl::make_room() {
+    const std::string* most = nullptr;
+    uint32_t most_count = 1;
+    for (const auto& [address, count] : pending_by_address_) {
+        if (count > most_count) most = &address, most_count = count;
+    }
+    Connection* old = most != nullptr ? replaceable(most, kSilenceMax) : nullptr;
+    if (old == nullptr) old = replaceable(nullptr, kSilenceMax);
+    if (old == nullptr) return Clock::now() + kSilenceMax;
+    log_refused("too many handshakes at once, the oldest was closed");
+    old->drop();
+    return {};
+}
+
+void ListenerImpl::end_handshake(Connection& connection) {
+    pending_.remove(&connection);
+    const auto entry = pending_by_address_.find(connection.address());
     if (--entry->second == 0) pending_by_address_.erase(entry);
     wake_.cancel();
 }

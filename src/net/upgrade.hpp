@@ -37,8 +37,13 @@ Result<Endpoint> parse_listen(const std::string& address);
 struct HandshakeLimits {
     std::chrono::milliseconds deadline{10000};  // for the whole handshake
     uint32_t header_bytes_max = 8192;
-    uint32_t pending_max = 64;  // handshakes under way; more connections wait in the backlog
-    uint32_t pending_per_address_max = 32;  // of one IP address; more are closed at once
+    // Of a listener: handshakes under way, in all and of one IP address. When they are full, a new
+    // connection takes the place of the oldest one that has said nothing, or else of the oldest one
+    // beyond `patience`. If there is none, it waits in the backlog (full in all) or is closed (of
+    // one address).
+    uint32_t pending_max = 64;
+    uint32_t pending_per_address_max = 32;
+    std::chrono::milliseconds patience{1000};
 };
 
 // Blocking dial with a deadline. For wss a `tls` is needed. Errors: kIo (resolve, connect),

@@ -413,29 +413,116 @@ TEST(Upgrade, DrippingHandshakesEndAtTheDeadlineAndOthersGoOn) {
     EXPECT_FALSE(hub.next(0ms));
 }
 
-// More silent connections than may be pending: those of one address are cut down, and when all
-// places are taken the rest wait in the backlog and are served once the deadline has freed some.
-TEST(Upgrade, PendingHandshakesAreBounded) {
+// Nothing has come for it so far, and it is open.
+bool is_open(int fd) {
+    char byte;
+    return ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+TEST(Upgrade, ASilentConnectionGivesItsPlaceToOneOfTheSameAddress) {
     HandshakeLimits limits;
-    limits.deadline = 10s;
-    limits.pending_max = 4;
     limits.pending_per_address_max = 3;
+    limits.deadline = limits.patience = 30s;
     Hub hub(limits);
-    std::vector<UniqueFd> silent;
-    for (int i = 0; i < 3; ++i) silent.push_back(connect_to(hub.port()));
-    UniqueFd fourth = connect_to(hub.port());
     const auto start = Clock::now();
+    UniqueFd speaking = connect_to(hub.port());  // older than the silent ones
+    send_text(speaking.get(), kRequest.substr(0, 20));
+    std::vector<UniqueFd> silent;
+    for (int i = 0; i < 2; ++i) silent.push_back(connect_to(hub.port()));
+    EXPECT_TRUE(dial(hub.endpoint()));
+    EXPECT_TRUE(hub.next());
+    EXPECT_EQ(read_to_end(silent[0].get()), "");
+    EXPECT_TRUE(is_open(silent[1].get()));
+    send_text(speaking.get(), kRequest.substr(20));
+    EXPECT_TRUE(read_header(speaking.get()).starts_with("HTTP/1.1 101"));
+    // Who is in the middle of its request is not sent away, not for one more.
+    std::vector<UniqueFd> busy;
+    for (int i = 0; i < 2; ++i) {
+        busy.push_back(connect_to(hub.port()));
+        send_text(busy.back().get(), "GET");
+    }
+    UniqueFd third = connect_to(hub.port());  // takes the last silent place
+    send_text(third.get(), "GET");
+    EXPECT_EQ(read_to_end(silent[1].get()), "");
+    UniqueFd fourth = connect_to(hub.port());
     EXPECT_EQ(read_to_end(fourth.get()), "");
     EXPECT_LT(Clock::now() - start, 5s);
+    for (const UniqueFd& fd : busy) EXPECT_TRUE(is_open(fd.get()));
+    EXPECT_TRUE(is_open(third.get()));
+}
 
-    limits.pending_per_address_max = 100;
-    limits.deadline = 500ms;
-    Hub full(limits);
-    for (int i = 0; i < 4; ++i) silent.push_back(connect_to(full.port()));
-    HandshakeLimits patient;
-    patient.deadline = 10s;
-    EXPECT_TRUE(dial(full.endpoint(), patient));  // waits for a place
-    EXPECT_TRUE(full.next());
+TEST(Upgrade, ASlowHandshakeGivesItsPlaceOnceItIsBeyondPatience) {
+    HandshakeLimits limits;
+    limits.pending_per_address_max = 2;
+    limits.deadline = 30s;
+    limits.patience = 100ms;
+    Hub hub(limits);
+    std::vector<UniqueFd> slow;
+    for (int i = 0; i < 2; ++i) {
+        slow.push_back(connect_to(hub.port()));
+        send_text(slow.back().get(), "GET");
+    }
+    const auto start = Clock::now();
+    while (!dial(hub.endpoint()) && Clock::now() - start < 5s) {
+    }
+    EXPECT_TRUE(hub.next());
+    EXPECT_LT(Clock::now() - start, 5s);
+    EXPECT_EQ(read_to_end(slow[0].get()), "");
+    EXPECT_TRUE(is_open(slow[1].get()));
+}
+
+UniqueFd connect_from(const char* address, uint16_t port) {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in from = {};
+    from.sin_family = AF_INET;
+    KVASIR_CHECK(::inet_pton(AF_INET, address, &from.sin_addr) == 1);
+    KVASIR_CHECK(::bind(fd.get(), reinterpret_cast<sockaddr*>(&from), sizeof(from)) == 0);
+    sockaddr_in to = from;
+    to.sin_port = htons(port);
+    KVASIR_CHECK(::inet_pton(AF_INET, "127.0.0.1", &to.sin_addr) == 1);
+    KVASIR_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
+    timeval timeout = {10, 0};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+    return fd;
+}
+
+// Silent ones from everywhere: whoever has most of them makes room for a good client.
+TEST(Upgrade, WhenAllPlacesAreTakenTheOldestSilentConnectionGoes) {
+    HandshakeLimits limits;
+    limits.pending_max = 5;
+    limits.deadline = 30s;
+    Hub hub(limits);
+    UniqueFd alone = connect_from("127.0.0.2", hub.port());
+    std::vector<UniqueFd> many;
+    for (int i = 0; i < 4; ++i) many.push_back(connect_from("127.0.0.3", hub.port()));
+    const auto start = Clock::now();
+    EXPECT_TRUE(dial(hub.endpoint()));
+    EXPECT_TRUE(hub.next());
+    EXPECT_LT(Clock::now() - start, 2s);
+    EXPECT_EQ(read_to_end(many[0].get()), "");
+    for (int i = 1; i < 4; ++i) EXPECT_TRUE(is_open(many[static_cast<size_t>(i)].get()));
+    EXPECT_TRUE(is_open(alone.get()));
+    // Taken again, and nobody waits: nobody is sent away.
+    many.push_back(connect_from("127.0.0.3", hub.port()));
+    EXPECT_FALSE(hub.next(300ms));
+    EXPECT_TRUE(is_open(many[1].get()));
+}
+
+// All good and all at once, as after a restart of the hub: they wait for places, none is dropped.
+TEST(Upgrade, ACrowdOfGoodClientsIsServedWhole) {
+    HandshakeLimits limits;
+    limits.pending_max = 2;
+    limits.pending_per_address_max = 1000;
+    Hub hub(limits);
+    std::atomic<int> joined{0};
+    std::vector<std::thread> clients;
+    for (int i = 0; i < 60; ++i) {
+        clients.emplace_back([&] {
+            if (dial(hub.endpoint())) ++joined;
+        });
+    }
+    for (std::thread& client : clients) client.join();
+    EXPECT_EQ(joined, 60);
 }
 
 TEST(Upgrade, ListenerStopsWithHandshakesUnderWay) {
