@@ -97,6 +97,23 @@ void print_check(const RunOutcome& outcome, const generate::Generation& referenc
     fmt::print("the first {} of {} tokens are the same; logits {} here, {} with llama.cpp\n", same,
                tokens.size(), to_hex(outcome.generation.logits_sha256),
                to_hex(reference.logits_sha256));
+    if (const auto& apart = outcome.difference) {
+        fmt::print(
+            "with the same tokens before them: logits differ by {:.4g} at most, {:.4g} on average; "
+            "{} of {} likeliest tokens are others; perplexity {:.5f} here, {:.5f} with llama.cpp\n",
+            apart->max_abs, apart->mean_abs, apart->other_likeliest, apart->rows, apart->perplexity,
+            apart->perplexity_reference);
+    }
+}
+
+// Plain llama.cpp given the tokens that the swarm chose: the same work, row by row.
+Result<LogitsDifference> measure_difference(const generate::Generation& ours,
+                                            generate::Request request,
+                                            generate::Session& reference) {
+    request.forced = ours.tokens;
+    auto plain = reference.generate(request);
+    if (!plain) return tl::unexpected(plain.error());
+    return compare_logits(ours.logits, plain->logits, ours.tokens);
 }
 
 Result<bool> run(RunFlags& flags) {
@@ -114,6 +131,7 @@ Result<bool> run(RunFlags& flags) {
         if (!session) return tl::unexpected(session.error());
         reference.emplace(std::move(*session));
     }
+    flags.request.keep_logits = flags.check && flags.exact == "any";
     std::unique_ptr<Swarm> swarm;
     if (!flags.monolithic) {
         auto started = Swarm::start(flags.swarm);
@@ -132,6 +150,11 @@ Result<bool> run(RunFlags& flags) {
         expected = std::move(*plain);
         outcome->bit_exact = expected.logits_sha256 == outcome->generation.logits_sha256 &&
                              expected.tokens == outcome->generation.tokens;
+        if (!*outcome->bit_exact && flags.request.keep_logits) {
+            auto apart = measure_difference(outcome->generation, flags.request, *reference);
+            if (!apart) return tl::unexpected(apart.error());
+            outcome->difference = *apart;
+        }
     }
     if (flags.json) fmt::print("{}\n", to_json(*outcome));
     if (!flags.json && flags.report) fmt::print("\n{}", to_table(*outcome));
@@ -199,7 +222,8 @@ void add_flags(CLI::App& command, RunFlags& flags) {
         ->check(CLI::IsMember({"strict", "any"}))
         ->capture_default_str();
     auto* check = command.add_flag("--check", flags.check,
-                                   "compute it again with plain llama.cpp and compare the bits");
+                                   "compute it again with plain llama.cpp and compare the bits; "
+                                   "with --exact any also how far the logits are apart");
     for (auto* other : {workers, listen, join, check}) monolithic->excludes(other);
 
     auto* json = command.add_flag("--json", flags.json, "one JSON object in place of the text");

@@ -104,6 +104,14 @@ std::string to_json(const RunOutcome& outcome) {
     out["threads"] = outcome.threads;
     add_swarm(out, outcome.swarm.value_or(backbone::Report{}), tokens_evaluated(generation));
     if (outcome.bit_exact) out["bit_exact"] = *outcome.bit_exact;
+    if (const auto& apart = outcome.difference) {
+        out["difference"] = {{"max_abs", apart->max_abs},
+                             {"mean_abs", apart->mean_abs},
+                             {"other_likeliest", apart->other_likeliest},
+                             {"rows", apart->rows},
+                             {"perplexity", apart->perplexity},
+                             {"perplexity_reference", apart->perplexity_reference}};
+    }
     return out.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

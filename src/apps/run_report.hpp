@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "apps/logits_difference.hpp"
 #include "backbone/report.hpp"
 #include "generate/session.hpp"
 
@@ -14,8 +15,9 @@ namespace kvasir::apps {
 
 struct RunOutcome {
     generate::Generation generation;
-    std::optional<backbone::Report> swarm;  // none for a monolithic run
-    std::optional<bool> bit_exact;          // result of --check
+    std::optional<backbone::Report> swarm;       // none for a monolithic run
+    std::optional<bool> bit_exact;               // result of --check
+    std::optional<LogitsDifference> difference;  // with --exact any, unless bit-exact
     uint32_t threads = 1;
 };
 
