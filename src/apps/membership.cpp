@@ -93,7 +93,8 @@ Result<std::string> make_state_dir(const std::string& wanted) {
     std::error_code error;
     const bool made = std::filesystem::create_directories(path, error);
     if (error) {
-        return fail(Errc::kEnvironment, printable(path) + ": cannot be made: " + error.message());
+        return fail(Errc::kEnvironment, printable(path) + ": cannot be made: " + error.message() +
+                                            "; name another folder with --state");
     }
     if (made) ::chmod(path.c_str(), 0700);  // keys will be in it
     return path;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/core.h>
+
 #include "apps/local_workers.hpp"
 #include "backbone/backbone.hpp"
 #include "moe/model.hpp"
@@ -18,7 +20,9 @@ using std::chrono::seconds;
 constexpr seconds kLocalCoverageTime{
     120};  // local workers map the file and answer a challenge per layer
 constexpr milliseconds kCoverageStep{
-    200};  // how often a dead local worker is noticed while waiting
+    200};                          // how often a dead local worker is noticed while waiting
+constexpr seconds kTellFirst{3};   // waiting so long for outside workers is told
+constexpr seconds kTellEvery{10};  // at most so often
 constexpr seconds kEndless{100L * 365 * 86400};
 
 class ProcessSwarm final : public Swarm {
@@ -52,12 +56,22 @@ public:
         if (options_.workers == 0 && !options_.wait_outside) return {};
         auto limit = options_.coverage_timeout;
         if (limit.count() == 0) limit = options_.wait_outside ? kEndless : kLocalCoverageTime;
-        const auto deadline = std::chrono::steady_clock::now() + limit;
+        const auto begin = std::chrono::steady_clock::now();
+        const auto deadline = begin + limit;
+        auto tell_at = begin + kTellFirst;
+        std::string told;
         for (;;) {
             Status covered = backbone_->wait_coverage(options_.coverage, kCoverageStep);
             if (covered) return {};
             if (Status alive = workers_.check(); !alive) return alive;
-            if (std::chrono::steady_clock::now() >= deadline) return covered;
+            const auto now = std::chrono::steady_clock::now();
+            if (now >= deadline) return covered;
+            // A person waits here: what for is said, and again when it has changed.
+            if (options_.wait_outside && now >= tell_at && covered.error().detail != told) {
+                told = covered.error().detail;
+                fmt::print(stderr, "waiting for {:.0f} %: {}\n", options_.coverage * 100, told);
+                tell_at = now + kTellEvery;
+            }
         }
     }
 

@@ -14,10 +14,12 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/flag_values.hpp"
 #include "apps/kernels_flag.hpp"
 #include "apps/transfer_line.hpp"
 #include "base/log.hpp"
@@ -101,14 +103,15 @@ Status serve(const WorkerFlags& flags) {
     (void)worker::give_back_code_pages();
     auto holding = worker::Holding::open(flags.holding);
     if (!holding) return tl::unexpected(holding.error());
-    auto made = worker::Worker::make(**holding, flags.worker);
+    worker::WorkerOptions options = flags.worker;
+    options.on_line = [](const std::string& text) { fmt::print(stderr, "worker: {}\n", text); };
+    auto made = worker::Worker::make(**holding, options);
     if (!made) return tl::unexpected(made.error());
     g_worker = made->get();
     std::signal(SIGTERM, on_signal);
     std::signal(SIGINT, on_signal);
-    log(LogLevel::kInfo, "worker",
-        "holding " + std::to_string((*holding)->experts()) + " experts, " +
-            std::to_string((*holding)->bytes() / 1000000) + " MB");
+    fmt::print(stderr, "worker: holding {} experts ({})\n", (*holding)->experts(),
+               format_bytes(static_cast<double>((*holding)->bytes())));
     Status ok = (*made)->run();
     std::signal(SIGTERM, SIG_IGN);
     std::signal(SIGINT, SIG_IGN);

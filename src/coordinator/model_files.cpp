@@ -42,7 +42,7 @@ Result<std::unique_ptr<ModelFiles>> ModelFiles::open(const std::string& model_pa
                     printable(model_path) + " is a slice: a market needs the whole model");
     }
     if (model->banks.empty()) {
-        return fail(Errc::kUnsupported,
+        return fail(Errc::kBadInput,
                     printable(model_path) + " has no experts: there is nothing to share");
     }
     auto manifest = moe::load_or_compute_manifest(*model, cache_dir, progress);

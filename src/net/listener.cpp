@@ -137,8 +137,14 @@ Status ListenerImpl::bind(const Endpoint& listen) {
         ec = open({address, listen.port}, false);
     }
     if (ec) {
+        std::string hint;
+        if (ec == asio::error::address_in_use)
+            hint = "; stop what listens there, or choose another port";
+        else if (ec == asio::error::access_denied)
+            hint = "; choose a port from 1024 on, or give this program CAP_NET_BIND_SERVICE";
         return fail(Errc::kEnvironment, "cannot listen on " + printable(listen.host) + ":" +
-                                            std::to_string(listen.port) + ": " + ec.message());
+                                            std::to_string(listen.port) + ": " + ec.message() +
+                                            hint);
     }
     port_ = acceptor_.local_endpoint(ec).port();
     return {};

@@ -553,6 +553,7 @@ TEST(Upgrade, AddressesThatCannotBeListenedOn) {
     ASSERT_FALSE(taken);
     EXPECT_EQ(taken.error().code, Errc::kEnvironment);
     EXPECT_NE(taken.error().detail.find(std::to_string(hub.port())), std::string::npos);
+    EXPECT_NE(taken.error().detail.find("choose another port"), std::string::npos);
     EXPECT_EQ(Listener::make(*parse_listen("no.such.host:1"), ignore).error().code, Errc::kUsage);
     EXPECT_EQ(Listener::make(*parse_listen("203.0.113.1:1"), ignore).error().code,
               Errc::kEnvironment);

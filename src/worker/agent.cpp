@@ -194,6 +194,8 @@ void Agent::say_failure(AgentStep step, const Error& error) {
     if (step == AgentStep::kRenew && error.code == Errc::kNotFound) return;  // a new node
     std::string line = std::string(to_string(step)) + ": " + error.detail;
     if (error.code == Errc::kNoSpace) line = "disk full, trying again from time to time: " + line;
+    if (step != AgentStep::kRelease && (error.code == Errc::kIo || error.code == Errc::kTimeout))
+        line += "; trying again from time to time";
     log(LogLevel::kDebug, "worker", line);
     if (line == said_) return;
     said_ = line;

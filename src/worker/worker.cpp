@@ -57,7 +57,9 @@ Result<std::unique_ptr<Worker>> Worker::make(const Holding& holding, const Worke
                                    : net::parse_url(options.connect);
     if (!endpoint) return tl::unexpected(endpoint.error());
     if (endpoint->tls && !(options.attach ? options.attach->tls : options.tls)) {
-        return fail(Errc::kUsage, "a wss:// address needs to know which certificates to believe");
+        return fail(Errc::kUsage,
+                    "a hub at wss:// cannot be checked here: give ws:// (in a private network), "
+                    "or join a market with --join");
     }
     auto device = engine::find_device(options.device);
     if (!device) return tl::unexpected(device.error());
@@ -135,12 +137,20 @@ Status Worker::run() {
         if (move_pause_.count() > 0)
             jittered = move_pause_ * static_cast<int>(random() % 1000) / 1000;
         move_pause_ = 0ms;
+        say_waiting(error.detail);
         log(LogLevel::kInfo, "worker",
             error.detail + "; next try in " + std::to_string(jittered.count()) + " ms");
         if (!pause(jittered)) break;
         wait = std::min(wait * 2, options_.pause_max);
     }
     return {};
+}
+
+// Once each time that the connection is lost or was never there; the attempts are in the log.
+void Worker::say_waiting(const std::string& why) {
+    if (told_waiting_ || !options_.on_line) return;
+    told_waiting_ = true;
+    options_.on_line(why + "; trying again until the backbone answers");
 }
 
 // ---- joining ----
@@ -203,6 +213,8 @@ Status Worker::on_welcome(const wire::FrameView& frame) {
             std::chrono::milliseconds(welcome->ping_interval_ms), 1s, 60s);
     }
     serving_.store(true);
+    told_waiting_ = false;
+    if (options_.on_line) options_.on_line("joined " + printable(options_.connect));
     log(LogLevel::kInfo, "worker",
         "joined " + (options_.attach ? endpoint_.host : options_.connect) + " with " +
             std::to_string(holding_.experts()) + " experts; backbone: " +

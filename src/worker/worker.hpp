@@ -47,6 +47,9 @@ struct WorkerOptions {
     std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone
     std::chrono::milliseconds drain_quiet{300};    // no request for this long ends a drain
     std::chrono::milliseconds drain_max{5000};
+    // With `connect`: what people should see: it waits for the backbone, it has joined. Thread:
+    // that of run().
+    std::function<void(const std::string&)> on_line;
     // Called between computing an answer and sending it; may pause (a limited processor).
     std::function<void()> before_answer;
     // Longer stops of the process (SIGSTOP, a phone asleep) end the connection: what is in it is
@@ -85,6 +88,7 @@ private:
     };
 
     Result<net::MessageStream> join();
+    void say_waiting(const std::string& why);
     Result<net::MessageStream> join_hub();
     Result<net::MessageStream> attach();
     wire::Hello hello() const;
@@ -114,6 +118,7 @@ private:
     std::chrono::milliseconds move_pause_{0};  // what a server that stops asked for
     std::atomic<bool> stopping_{false};
     std::atomic<bool> serving_{false};
+    bool told_waiting_ = false;  // that the backbone does not answer
     SleepWatch watch_;
     net::UniqueFd wake_;
     std::mutex mu_;

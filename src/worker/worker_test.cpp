@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -93,13 +94,15 @@ private:
 
 class Running {
 public:
-    explicit Running(uint16_t port, const Holding& holding = toy_holding()) {
+    explicit Running(uint16_t port, const Holding& holding = toy_holding(),
+                     std::function<void(const std::string&)> on_line = {}) {
         WorkerOptions options;
         options.connect = "ws://127.0.0.1:" + std::to_string(port);
         options.name = "test";
         options.pause_first = 20ms;
         options.pause_max = 200ms;
         options.drain_quiet = 100ms;
+        options.on_line = std::move(on_line);
         (void)toy::cpu();
         auto made = Worker::make(holding, options);
         KVASIR_CHECK(made.has_value());
@@ -162,6 +165,35 @@ TEST(Worker, ComesBackAfterTheHubRestarts) {
     EXPECT_EQ(receive_type(*second), FrameType::kProgramAck);
     ASSERT_TRUE(second->enqueue(request(8)));
     EXPECT_EQ(receive_type(*second), FrameType::kResult);
+}
+
+// What a person sees: joined, once that it waits, however often it tries; joined again.
+TEST(Worker, TellsOnceThatItWaits) {
+    std::mutex mu;
+    std::vector<std::string> lines;
+    const auto count = [&](const std::string& text) {
+        const std::lock_guard lock(mu);
+        return std::count_if(lines.begin(), lines.end(), [&](const std::string& line) {
+            return line.find(text) != std::string::npos;
+        });
+    };
+    auto hub = std::make_unique<Hub>();
+    const uint16_t port = hub->port();
+    Running worker(port, toy_holding(), [&](const std::string& line) {
+        const std::lock_guard lock(mu);
+        lines.push_back(line);
+    });
+    for (int drop = 0; drop < 3; ++drop) {
+        auto stream = hub->next();
+        ASSERT_TRUE(stream);  // dropped before WELCOME
+    }
+    EXPECT_EQ(count("trying again until the backbone answers"), 1);
+    EXPECT_EQ(count("joined"), 0);
+    auto joined = hub->welcome();
+    ASSERT_TRUE(joined);
+    ASSERT_TRUE(joined->enqueue(request(7)));  // answered: WELCOME has been read
+    EXPECT_EQ(receive_type(*joined), FrameType::kError);
+    EXPECT_EQ(count("joined ws://127.0.0.1:"), 1);
 }
 
 // A hub that accepts and drops at once is not called in a loop: pauses grow although every join
