@@ -110,7 +110,8 @@ Connection::Connection(asio::io_context& context, ConnectionOwner& owner, Transp
       transport_(std::move(transport)),
       descriptor_(context, transport_.fd()),
       deadline_timer_(context),
-      reply_timer_(context) {}
+      reply_timer_(context),
+      taken_timer_(context) {}
 
 Connection::~Connection() {
     if (descriptor_.is_open()) (void)descriptor_.release();  // the transport closes it
@@ -148,6 +149,7 @@ asio::awaitable<void> Connection::run() {
     struct Leave {
         Connection& connection;
         ~Leave() {
+            connection.tell_rest();
             connection.leave_handshake();
             if (connection.in_http_) connection.owner_.end_http(connection.address_);
         }
@@ -160,7 +162,7 @@ asio::awaitable<void> Connection::run() {
     if (http) {
         co_await serve();
     }
-    transport_.shut_down_write();
+    end_writing();
 }
 
 // ---- waiting ----
@@ -288,6 +290,7 @@ asio::awaitable<void> Connection::upgrade() {
     if (stopped_) co_return;
     (void)descriptor_.release();
     transport_.take_buffered(input_);
+    tell_rest();
     leave_handshake();
     owner_.on_stream()(MessageStream(std::move(transport_), Side::kServer, std::move(input_),
                                      owner_.options().messages),
@@ -320,7 +323,7 @@ asio::awaitable<void> Connection::refuse() {
 
 // Closing a socket with unread bytes resets it, and what was sent may be lost: read them first.
 asio::awaitable<void> Connection::linger() {
-    transport_.shut_down_write();
+    end_writing();
     set_deadline(Clock::now() + kLingerMax);
     for (size_t total = 0; total < kLingerBytesMax;) {
         static thread_local std::array<char, 16384> sink;

@@ -7,7 +7,9 @@
 
 #include <utility>  // before Asio's awaitable header
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -95,6 +97,7 @@ private:
     // A request.
     boost::asio::awaitable<bool> read_head(bool first);
     boost::asio::awaitable<bool> read_body();
+    boost::asio::awaitable<bool> feed(bool (RequestParser::*until)() const);
     boost::asio::awaitable<bool> handle();  // true: the next request may come
     std::shared_ptr<ReplySlot> ask_handler(HttpRequest request);
     boost::asio::awaitable<bool> take_reply(std::shared_ptr<ReplySlot> slot);  // to response_
@@ -111,6 +114,13 @@ private:
     boost::asio::awaitable<void> refuse();
     boost::asio::awaitable<void> linger();
     std::string response_head(bool keep_alive, bool bodiless) const;
+    // What became of answers that want to know: see HttpResponse::on_sent.
+    void tell_when_taken(std::function<void(uint64_t)> on_sent, uint64_t body_bytes);
+    uint64_t bytes_taken() const;
+    void tell_taken();
+    void tell_taken_later(std::chrono::milliseconds pause);
+    void tell_rest();
+    void end_writing();
     void leave_handshake();
     std::string peer() const;
 
@@ -124,6 +134,7 @@ private:
     boost::asio::posix::stream_descriptor descriptor_;  // the same socket, as Asio knows it
     boost::asio::steady_timer deadline_timer_;
     boost::asio::steady_timer reply_timer_;
+    boost::asio::steady_timer taken_timer_;
     uint64_t deadline_number_ = 0;  // tells a late timer from the current one
     bool expired_ = false;
     bool stopped_ = false;
@@ -134,6 +145,17 @@ private:
     std::vector<uint8_t> input_;  // not yet parsed
     Clock::time_point request_start_ = {};
     std::optional<RequestParser> parser_;
+
+    // Answers in the kernel, not yet acknowledged; in the order of their bytes.
+    struct Untold {
+        std::function<void(uint64_t)> on_sent;
+        uint64_t body_bytes = 0;  // handed to the kernel
+        uint64_t end = 0;         // of bytes_handed_, behind them
+    };
+    std::deque<Untold> untold_;
+    uint64_t bytes_handed_ = 0;  // to the kernel, or to TLS
+    bool writing_ended_ = false;
+
     // A member because g++ 12 copies aggregates that are parameters of coroutines byte by byte.
     HttpResponse response_;
 };

@@ -63,10 +63,12 @@ struct HttpResponse {
     std::string body;
     std::optional<FileBody> file;  // in place of body
     std::vector<std::pair<std::string, std::string>> headers;
-    // Called once when the last byte was handed to the kernel, or the client was dropped: how many
-    // bytes of the body were sent. On the listener's thread; not when the listener has gone before
-    // the answer.
-    std::function<void(uint64_t bytes_sent)> on_sent;
+    // Called once, when the client's system has acknowledged the whole answer (noticed within half
+    // a second) or the connection has ended: how many bytes of the body it has acknowledged. Never
+    // more than arrived (unless 256 later answers were not acknowledged either); of an answer cut
+    // short, fewer by what was acknowledged too late, and by TLS's framing of what was under way.
+    // On the listener's thread; not when the listener has gone before the answer.
+    std::function<void(uint64_t bytes_taken)> on_sent;
 };
 
 using Respond = std::function<void(HttpResponse)>;

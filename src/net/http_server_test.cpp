@@ -1,5 +1,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -465,6 +467,76 @@ TEST_P(HttpServer, ReadersThatStopAreDroppedAndTold) {
     goes.reset();
     EXPECT_TRUE(eventually([&] { return told == 2; }));
     EXPECT_LT(sent_bytes, file.size());
+}
+
+// Bytes that lie in the socket, once no more come for a while.
+uint64_t arrived(int fd) {
+    int before = -1, bytes = 0;
+    for (const auto give_up = Clock::now() + 20s; Clock::now() < give_up; before = bytes) {
+        ::ioctl(fd, FIONREAD, &bytes);
+        if (bytes > 0 && bytes == before) break;
+        ::poll(nullptr, 0, 300);  // longer than any delayed acknowledgement
+    }
+    return static_cast<uint64_t>(bytes);
+}
+
+// A line that is cut: only what the other system had acknowledged counts, not what our own still
+// held. The client reads nothing, so what arrived lies in its socket.
+TEST_P(HttpServer, OfAnAnswerCutShortOnlyWhatArrivedIsCounted) {
+    const TestFile file(20 << 20);
+    std::atomic<int> told = 0;
+    std::atomic<uint64_t> taken = 0;
+    const auto on_sent = [&](uint64_t bytes) {
+        taken = bytes;
+        ++told;
+    };
+    HttpLimits limits;
+    limits.write_stall_max = 1500ms;
+    listen(serve_file(file, on_sent), limits);
+    for (const bool resets : {true, false}) {
+        SCOPED_TRACE(resets ? "reset by the client" : "dropped by the server");
+        // A whole answer before it counts by itself, however late the cut.
+        RawPeer peer = connect();
+        told = 0;
+        peer.write("GET /f HTTP/1.1\r\nRange: bytes=0-9999\r\n\r\n");
+        EXPECT_EQ(read_answer(peer).body.size(), 10000u);
+        ASSERT_TRUE(eventually([&] { return told == 1; }));
+        EXPECT_EQ(taken, 10000u);
+        peer.write("GET /f HTTP/1.1\r\n\r\n");
+        const uint64_t there = arrived(peer.fd());
+        ASSERT_GT(there, 20000u);
+        ASSERT_LT(there, file.size() / 2);
+        EXPECT_EQ(told, 1) << "the answer is under way";
+        if (resets) peer.reset();
+        ASSERT_TRUE(eventually([&] { return told == 2; }));
+        EXPECT_LE(taken, there);
+        EXPECT_GE(taken, there - there / 5);
+    }
+}
+
+// Small answers that are whole in our system while nothing of them is acknowledged.
+TEST_P(HttpServer, AWholeAnswerCountsOnceItIsAcknowledged) {
+    const TestFile file(1 << 20);
+    std::atomic<int> told = 0;
+    std::atomic<uint64_t> taken = 0;
+    listen(serve_file(file, [&](uint64_t bytes) {
+        taken += bytes;
+        ++told;
+    }));
+    RawPeer peer = connect();
+    std::string requests;
+    for (int i = 0; i < 20; ++i) {
+        requests += "GET /f HTTP/1.1\r\nRange: bytes=0-99999\r\n\r\n";
+    }
+    peer.write(requests);
+    const uint64_t there = arrived(peer.fd());
+    ASSERT_LT(there, 1900000u);
+    EXPECT_LE(taken, there);
+    const int before = told;
+    for (int i = 0; i < 20; ++i) ASSERT_EQ(read_answer(peer).body.size(), 100000u) << i;
+    EXPECT_TRUE(eventually([&] { return told == 20; }));
+    EXPECT_GT(told, before);
+    EXPECT_EQ(taken, 2000000u);
 }
 
 TEST_P(HttpServer, ManyKeepAliveClientsAtOnce) {

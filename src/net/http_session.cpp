@@ -1,6 +1,8 @@
 // Connection's HTTP: requests in, the handler's answers out.
 #include <utility>  // before Asio's awaitable header
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -28,6 +30,9 @@ namespace asio = boost::asio;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr uint64_t kFilePieceBytes = 256 << 10;
+constexpr size_t kUntoldMax = 256;
+constexpr std::chrono::milliseconds kTakenPauseFirst{2};
+constexpr std::chrono::milliseconds kTakenPauseMax{500};
 constexpr uint64_t kTlsPieceBytes = 64 << 10;  // held in memory while it is sent
 
 HttpResponse internal_error() {
@@ -107,16 +112,7 @@ asio::awaitable<bool> Connection::read_head(bool first) {
     }
     request_start_ = Clock::now();
     if (!first) set_deadline(request_start_ + limits.request_deadline);
-    while (true) {
-        const auto used = parser_->feed(input_);
-        if (!used) {
-            co_await refuse_broken();
-            co_return false;
-        }
-        input_.erase(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(*used));
-        if (parser_->head_done()) co_return true;
-        if (!co_await fill()) co_return false;
-    }
+    co_return co_await feed(&RequestParser::head_done);
 }
 
 asio::awaitable<bool> Connection::read_body() {
@@ -127,6 +123,11 @@ asio::awaitable<bool> Connection::read_body() {
         if (!co_await send_bytes("HTTP/1.1 100 Continue\r\n\r\n", {}, ignored)) co_return false;
         set_deadline(deadline);
     }
+    co_return co_await feed(&RequestParser::done);
+}
+
+// Input goes to the parser until it says that; what it cannot take is answered.
+asio::awaitable<bool> Connection::feed(bool (RequestParser::*until)() const) {
     while (true) {
         const auto used = parser_->feed(input_);
         if (!used) {
@@ -134,7 +135,7 @@ asio::awaitable<bool> Connection::read_body() {
             co_return false;
         }
         input_.erase(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(*used));
-        if (parser_->done()) co_return true;
+        if (((*parser_).*until)()) co_return true;
         if (!co_await fill()) co_return false;
     }
 }
@@ -228,8 +229,68 @@ asio::awaitable<bool> Connection::send(bool keep_alive) {
     }
     if (!whole) log(LogLevel::kDebug, "net", peer() + ": an answer was cut short");
     const HttpResponse finished = std::exchange(response_, HttpResponse());
-    if (finished.on_sent) finished.on_sent(sent);
+    if (finished.on_sent) tell_when_taken(finished.on_sent, sent);
     co_return whole;
+}
+
+// ---- what was taken ----
+
+void Connection::tell_when_taken(std::function<void(uint64_t)> on_sent, uint64_t body_bytes) {
+    if (untold_.size() >= kUntoldMax) {  // a client that asks on and on and acknowledges nothing
+        const Untold oldest = std::move(untold_.front());
+        untold_.pop_front();
+        oldest.on_sent(oldest.body_bytes);
+    }
+    untold_.push_back({std::move(on_sent), body_bytes, bytes_handed_});
+    tell_taken();
+    if (!untold_.empty()) tell_taken_later(kTakenPauseFirst);
+}
+
+// Of bytes_handed_: what the other end's system has acknowledged. The kernel counts what TLS made
+// of our bytes, so while something is under way this is too low by TLS's framing, never too high.
+uint64_t Connection::bytes_taken() const {
+    int in_kernel = 0;
+    if (::ioctl(transport_.fd(), SIOCOUTQ, &in_kernel) != 0) return 0;
+    if (writing_ended_ && in_kernel > 0) --in_kernel;  // the end of the stream counts as a byte
+    const uint64_t waiting =
+        static_cast<uint64_t>(in_kernel) + transport_.unsent_bytes() + transport_.lost_bytes();
+    return bytes_handed_ - std::min(bytes_handed_, waiting);
+}
+
+void Connection::tell_taken() {
+    const uint64_t taken = untold_.empty() ? 0 : bytes_taken();
+    while (!untold_.empty() && untold_.front().end <= taken) {
+        const Untold done = std::move(untold_.front());
+        untold_.pop_front();
+        done.on_sent(done.body_bytes);
+    }
+}
+
+// The kernel does not say when an acknowledgement comes: we ask, more and more rarely.
+void Connection::tell_taken_later(std::chrono::milliseconds pause) {
+    taken_timer_.expires_after(pause);
+    taken_timer_.async_wait([weak = weak_from_this(), pause](boost::system::error_code ec) {
+        const auto self = ec ? nullptr : weak.lock();
+        if (!self) return;
+        self->tell_taken();
+        if (!self->untold_.empty()) self->tell_taken_later(std::min(2 * pause, kTakenPauseMax));
+    });
+}
+
+// The connection ends: what is still under way may never arrive.
+void Connection::tell_rest() {
+    taken_timer_.cancel();
+    const uint64_t taken = untold_.empty() ? 0 : bytes_taken();
+    const auto all = std::exchange(untold_, {});
+    for (const Untold& left : all) {
+        const uint64_t missing = left.end - std::min(left.end, taken);
+        left.on_sent(left.body_bytes - std::min(left.body_bytes, missing));
+    }
+}
+
+void Connection::end_writing() {
+    transport_.shut_down_write();
+    writing_ended_ = true;
 }
 
 asio::awaitable<bool> Connection::send_bytes(std::string_view head, std::string_view body,
@@ -249,6 +310,7 @@ asio::awaitable<bool> Connection::send_bytes(std::string_view head, std::string_
         if (!count) co_return false;
         done += *count;
         sent += *count;
+        bytes_handed_ += *count;
         const bool moved = *count != 0 || transport_.unsent_bytes() < before;
         if (moved && !in_handshake_) set_deadline(Clock::now() + stall_max);
         if (*count != 0) continue;
@@ -270,6 +332,7 @@ asio::awaitable<bool> Connection::send_file(uint64_t& sent) {
         if (count > 0) {
             left -= static_cast<uint64_t>(count);
             sent += static_cast<uint64_t>(count);
+            bytes_handed_ += static_cast<uint64_t>(count);
             set_deadline(Clock::now() + stall_max);
             co_await asio::post(co_await asio::this_coro::executor, asio::use_awaitable);
             if (stopped_) co_return false;

@@ -23,6 +23,7 @@
 
 #include "base/log.hpp"
 #include "net/message_stream.hpp"
+#include "net/openssl_owner.hpp"
 #include "net/tls_error.hpp"
 
 namespace kvasir::net {
@@ -32,18 +33,11 @@ constexpr int kRenewDays = 30;
 constexpr int kSerialBits = 127;
 constexpr long kSecondsPerDay = 24 * 60 * 60;
 
-template <auto Free>
-struct Freer {
-    template <class T>
-    void operator()(T* object) const {
-        Free(object);
-    }
-};
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
-using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
-using Number = std::unique_ptr<BIGNUM, Freer<BN_free>>;
-using Extension = std::unique_ptr<X509_EXTENSION, Freer<X509_EXTENSION_free>>;
+using Certificate = OwnedBy<X509, X509_free>;
+using Key = OwnedBy<EVP_PKEY, EVP_PKEY_free>;
+using Bio = OwnedBy<BIO, BIO_free>;
+using Number = OwnedBy<BIGNUM, BN_free>;
+using Extension = OwnedBy<X509_EXTENSION, X509_EXTENSION_free>;
 
 tl::unexpected<Error> file_error(const std::string& path, int error) {
     return fail(Errc::kEnvironment,

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "net/openssl_owner.hpp"
 #include "net/self_signed.hpp"
 #include "net/tls_error.hpp"
 
@@ -26,17 +27,10 @@ namespace {
 constexpr size_t kPemBytesMax = 4 << 20;
 constexpr size_t kReadBufferBytes = 64 << 10;  // of a connection while it reads; freed when idle
 
-template <auto Free>
-struct Freer {
-    template <class T>
-    void operator()(T* object) const {
-        Free(object);
-    }
-};
-using Context = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
-using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
+using Context = OwnedBy<SSL_CTX, SSL_CTX_free>;
+using Certificate = OwnedBy<X509, X509_free>;
+using Key = OwnedBy<EVP_PKEY, EVP_PKEY_free>;
+using Bio = OwnedBy<BIO, BIO_free>;
 
 Result<std::string> read_pem(const std::string& path) {
     std::ifstream file(path, std::ios::binary);

@@ -38,6 +38,7 @@ struct Wire {
     int error = 0;
     std::vector<uint8_t> out;  // encrypted, [out_begin, size) not yet sent
     size_t out_begin = 0;
+    uint64_t lost_bytes = 0;  // were in `out` when the connection broke
 };
 
 // Batches are built in one buffer per thread, and only what the kernel does not take moves to the
@@ -113,6 +114,7 @@ int push(Wire& wire) {
             return 0;
         } else if (errno != EINTR) {
             const int error = errno;
+            wire.lost_bytes += wire.out.size() - wire.out_begin;
             wire.out.clear();
             wire.out_begin = 0;
             return error;
@@ -382,7 +384,9 @@ Result<uint64_t> Transport::write_tls(std::span<const iovec> vectors) {
         }
         taken += written;
     }
+    const uint64_t lost_before = wire.lost_bytes;
     if (const int error = push(wire); error != 0) {
+        wire.lost_bytes = lost_before;  // of these nobody was told that they are taken
         return tl::unexpected(socket_error("send", error));
     }
     return taken;
@@ -390,6 +394,10 @@ Result<uint64_t> Transport::write_tls(std::span<const iovec> vectors) {
 
 uint64_t Transport::unsent_bytes() const {
     return tls_ ? tls_->wire.out.size() - tls_->wire.out_begin : 0;
+}
+
+uint64_t Transport::lost_bytes() const {
+    return tls_ ? tls_->wire.lost_bytes : 0;
 }
 
 Status Transport::flush() {

@@ -67,6 +67,8 @@ public:
     // Encrypted bytes wait for room in the socket. Without TLS always false.
     bool wants_write() const { return tls_ != nullptr && unsent_bytes() != 0; }
     uint64_t unsent_bytes() const;  // encrypted ones
+    // Encrypted bytes that write() took and the kernel never did, because the connection broke.
+    uint64_t lost_bytes() const;
     Status flush();
 
     // Tests: the next write() also changes the keys, and asks the peer to do the same.
