@@ -23,7 +23,7 @@ using HasKernels = std::function<bool(const ExpertBank&)>;
 struct InspectOptions {
     std::string path;
     bool json = false;
-    bool per_layer = false;  // the table lists every layer; JSON always does
+    bool per_layer = false;       // the table lists every layer; JSON always does
     HasKernels has_kernels = {};  // empty: nothing is said about kernels
 };
 
