@@ -44,7 +44,7 @@ OWNERS = [
     (r"openssl/", "OpenSSL", [r"src/crypto/[^/]*\.cpp$", r"src/net/"], True),
     (r"llama(-cpp)?\.h$", "libllama", [r"src/generate/", r"src/apps/"], True),
     (r"(ggml|gguf)[a-z-]*\.h$", "ggml",
-     [r"src/(moe|synth)/[^/]*\.cpp$", r"src/(engine|plugin|generate|apps)/"], True),
+     [r"src/(moe|synth)/[^/]*\.cpp$", r"src/(engine|plugin|generate|apps)/", r"bench/"], True),
     (r"nlohmann/", "JSON",
      [r"src/(apps|openai)/.*\.cpp$", r"(_json|/inspect)\.cpp$"], True),
     (r"CLI/", "CLI11", [r"src/apps/"], True),
