@@ -144,8 +144,10 @@ void add_join(CLI::App& command, WorkerFlags& flags, const std::vector<CLI::Opti
                         "per cent of the --threads cores that may be used")
             ->check(CLI::Range(1, 100))
             ->capture_default_str());
-    add(command.add_option("--ca", join.ca_file,
-                           "PEM file of certificates to trust (default: the system's)"));
+    add(command.add_option(
+        "--ca", join.ca_file,
+        "PEM file of certificates to trust where no invite pins one: the model's "
+        "origin, a relay elsewhere (default: the system's)"));
 }
 
 }  // namespace
