@@ -323,6 +323,17 @@ public:
         scratch_.pool.run(static_cast<uint32_t>(runs.size()), task);
     }
 
+    // Waking a thread takes longer than multiplying a run of weights.
+    bool worth_threads() const {
+        uint64_t bytes = 0;
+        for (const Phase& phase : plan_.phases()) {
+            for (const ProductStep& step : phase.products) {
+                bytes += step.row_stride * step.width_out;
+            }
+        }
+        return bytes * pairs_.size() > kRunBytes;
+    }
+
     uint64_t all_groups_bytes() const {
         uint64_t bytes = 0;
         for (const Group& group : groups_) bytes += group_bytes(group.rows);
@@ -459,7 +470,7 @@ std::span<const float> KernelRunner::compute(const KernelPlan& plan, uint32_t ro
                                              std::span<const PairIn> pairs) {
     Call call(plan, *kernels_, *scratch_, pairs);
     call.sort();
-    const bool several = threads_ > 1;
+    const bool several = threads_ > 1 && call.worth_threads();
     scratch_->shared.reset(call.input_bytes(row_count) + (several ? call.all_groups_bytes() : 0));
     scratch_->out.resize(pairs.size() * plan.width().back());
     call.prepare_input(row_type, row_count, rows);

@@ -217,12 +217,14 @@ struct Iq4XsPanel : Iq4Xs<L> {
     static constexpr Minima kMinima = Minima::kPanel;
 };
 
-// How far ahead of the products weights are asked for: the processor's own prefetching stops at
-// every page. Measured: bench/kernels_bench.cpp.
-constexpr size_t kPrefetchBytes = 2048;
-
+// Weights are asked for ahead of the products, as the processor's own prefetching stops at every
+// page. How far, and into which cache, was measured (bench/kernels_bench.cpp): with one activation
+// row the memory is the limit.
+template <int N>
 inline void prefetch(const uint8_t* p, uint32_t bytes) {
-    for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + kPrefetchBytes + at);
+    constexpr size_t kAhead = N == 1 ? 4096 : 2048;
+    constexpr int kCache = N == 1 ? 2 : 3;  // the second level, the first
+    for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + kAhead + at, 0, kCache);
 }
 
 template <class L, class T, int N, int J>
@@ -264,7 +266,7 @@ inline __attribute__((always_inline)) void dot_super(uint32_t width, const uint8
     }
     constexpr uint32_t kBytes = block_bytes(T::kType);
     for (uint32_t b = 0; b < width / kSuper; ++b, p += kBytes) {
-        prefetch(p, kBytes);
+        prefetch<N>(p, kBytes);
         const typename T::Head head = T::head(p);
         typename L::Sums sums[N];
         for (int a = 0; a < N; ++a) sums[a] = L::none();
@@ -390,7 +392,7 @@ inline __attribute__((always_inline)) void dot_small(uint32_t width, const uint8
     for (int a = 0; a < N; ++a) even[a] = odd[a] = L::zero();
     uint32_t b = 0;
     for (; b + 1 < blocks; b += 2, p += 2 * kBytes) {
-        prefetch(p, 2 * kBytes);
+        prefetch<N>(p, 2 * kBytes);
         const auto split = L::split_signs(T::blocks(p, p + kBytes));
         const float first = T::scale(p), second = T::scale(p + kBytes);
 #pragma GCC unroll 8
