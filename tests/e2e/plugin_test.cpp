@@ -285,10 +285,14 @@ TEST(Plugin, PerplexityIsTheSameNumber) {
                                            "--no-repack",
                                            "-t",
                                            "1"};
-    const Outcome plain = run_program(argv);
-    ASSERT_EQ(plain.exit_code, 0) << plain.err;
-    const std::string expected = lines_with(plain.out + plain.err, "Final estimate: PPL");
-    EXPECT_THAT(expected, HasSubstr("PPL ="));
+    // The stock program's log thread sometimes loses its last line on a busy machine.
+    std::string expected;
+    for (int attempt = 0; attempt < 5 && expected.empty(); ++attempt) {
+        const Outcome plain = run_program(argv);
+        ASSERT_EQ(plain.exit_code, 0) << plain.err;
+        expected = lines_with(plain.out + plain.err, "Final estimate: PPL");
+    }
+    ASSERT_THAT(expected, HasSubstr("PPL ="));
     const Alone with = run_with_workers(argv, demo_model());
     ASSERT_EQ(with.outcome.exit_code, 0) << with.outcome.err;
     EXPECT_EQ(lines_with(with.outcome.out + with.outcome.err, "Final estimate: PPL"), expected);
