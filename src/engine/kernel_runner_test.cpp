@@ -268,7 +268,7 @@ TEST(KernelRunner, RandomProgramsGiveTheBitsOfTheGraph) {
         GTEST_SKIP() << "ggml is of another processor";
     }
     uint32_t with_q8k = 0, large = 0;
-    for (uint64_t seed = 1; seed <= 120; ++seed) {
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
         RandomBank random(seed);
         const Work work = random_work(random);
         SCOPED_TRACE("seed " + std::to_string(seed) + ": " + random.text() +
@@ -291,8 +291,8 @@ TEST(KernelRunner, RandomProgramsGiveTheBitsOfTheGraph) {
         if (HasFatalFailure()) return;
     }
     // What is to be covered was.
-    EXPECT_GT(with_q8k, 10u);
-    EXPECT_GT(large, 10u);
+    EXPECT_GT(with_q8k, 5u);
+    EXPECT_GT(large, 5u);
 }
 
 // A call leaves nothing behind that another could see: sizes go up and down.
