@@ -14,12 +14,10 @@ namespace kvasir::apps {
 namespace {
 
 bool has_kernels(const moe::ExpertBank& bank) {
-    using engine::kernels::WeightType;
     return std::all_of(bank.tensors.begin(), bank.tensors.end(), [](const auto& tensor) {
         if (tensor.part != moe::SlabPart::kWeight) return true;
-        const auto type = static_cast<WeightType>(tensor.type);
-        return engine::kernels::index_of(type) < engine::kernels::kWeightTypeCount &&
-               tensor.n_in % engine::kernels::block_width(type) == 0;
+        return engine::kernels::covers(static_cast<engine::kernels::WeightType>(tensor.type),
+                                       tensor.n_in);
     });
 }
 

@@ -47,12 +47,10 @@ bool has_rest(const moe::ProgramOp& op, uint32_t width) {
 }
 
 std::string product_obstacle(const ggml_tensor& weights) {
-    const auto type = static_cast<WeightType>(weights.type);
-    if (kernels::index_of(type) == kernels::kWeightTypeCount) {
-        return std::string("weights of type ") + ggml_type_name(weights.type);
-    }
-    if (weights.ne[0] % kernels::block_width(type) != 0) return "rows that end within a block";
-    return {};
+    const auto width = static_cast<uint64_t>(weights.ne[0]);
+    if (kernels::covers(static_cast<WeightType>(weights.type), width)) return {};
+    return std::string("weights of type ") + ggml_type_name(weights.type) + ", rows of " +
+           std::to_string(width);
 }
 
 std::string op_obstacle(const moe::ProgramOp& op, uint32_t width, const BankWeights& weights) {

@@ -2,8 +2,8 @@
 // backbone.
 //
 // Used by ExpertEngine::quantise, so that a request carries 292 bytes per 256 values in place of
-// 1,024. Must give the bits of ggml's quantize_row_q8_K (the same scalar code on x86 and ARM);
-// q8k_test.cpp compares them. Layout of a block of 256 values: f32 d, 256 x i8 q, 16 x i16 sums of
+// 1,024. The kernels' quantiser, in the layout that travels; q8k_test.cpp compares it with ggml's
+// quantize_row_q8_K. Layout of a block of 256 values: f32 d, 256 x i8 q, 16 x i16 sums of
 // 16 q each; value = d * q.
 //
 // Thread: reentrant.

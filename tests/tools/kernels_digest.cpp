@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/kernels/blocks_testing.hpp"
 #include "engine/kernels/gelu.hpp"
 #include "engine/kernels/kernels.hpp"
 #include "sha256_testing.hpp"
@@ -80,25 +81,6 @@ uint8_t make_exponent(Kind kind, Generator& random) {
             return static_cast<uint8_t>(240 + any % 10);
         default:
             return static_cast<uint8_t>(110 + any % 30);
-    }
-}
-
-// Where a block's f16 scales are.
-std::vector<uint32_t> scales_at(WeightType type) {
-    switch (type) {
-        case WeightType::kQ2_K:
-            return {80, 82};
-        case WeightType::kQ3_K:
-            return {108};
-        case WeightType::kQ4_K:
-        case WeightType::kQ5_K:
-            return {0, 2};
-        case WeightType::kQ6_K:
-            return {208};
-        case WeightType::kMxfp4:
-            return {};
-        default:
-            return {0};
     }
 }
 
@@ -214,14 +196,11 @@ void add_products(const Kernels& kernels, Generator& random, Digests& digests) {
                 const auto weights = make_weights(type, s, kind, random);
                 const auto x = make_values(size_t{s.width} * s.rows, kind, random);
                 QuantisedRows rows(kernels, type, s, x);
-                // Rows so small that their scale is 0 may have any values.
-                if (kind != Kind::kSubnormal) {
-                    Sha256& sha = quantised[row_kind(type) == RowKind::kQ8_K];
-                    sha.add(rows.q.data(), rows.q.size());
-                    add_floats(sha, rows.d);
-                    sha.add(rows.sums.data(), rows.sums.size() * sizeof(int16_t));
-                    sha.add(rows.pairs.data(), rows.pairs.size() * sizeof(int16_t));
-                }
+                Sha256& sha = quantised[row_kind(type) == RowKind::kQ8_K];
+                sha.add(rows.q.data(), rows.q.size());
+                add_floats(sha, rows.d);
+                sha.add(rows.sums.data(), rows.sums.size() * sizeof(int16_t));
+                sha.add(rows.pairs.data(), rows.pairs.size() * sizeof(int16_t));
                 rows.arrange(kernels, type);
                 std::vector<float> out(size_t{s.weight_rows} * s.rows);
                 const bool panel = takes_panel(type, s.weight_rows, s.rows);

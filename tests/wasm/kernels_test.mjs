@@ -171,7 +171,7 @@ function addProducts() {
         const x = put(makeValues(width * rows, kind));
         const out = kernels.kv_alloc(4 * weightRows * rows);
         const activations = must(kernels.kv_quantise(type.number, width, rows, x), 'kv_quantise');
-        if (kind !== 'subnormal') addRows(quantised[type.width], type, width, rows, activations);
+        addRows(quantised[type.width], type, width, rows, activations);
         product(type, width, weightRows, rows, weights, activations, out);
         addFloats(hash, out, weightRows * rows);
         if (type.width === 256 && kind === 'random') {

@@ -123,9 +123,10 @@ void swiglu_oai(uint32_t count, const float* x, const float* g, float alpha, flo
     }
 }
 
-// Rounds to the nearest integer, ties to even; |x| < 2^22.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22. Of anything else some number of 23
+// bits, the same everywhere.
 inline int32_t round_to_int(float x) {
-    return static_cast<int32_t>(bits_of(x + 12582912.0f)) - 0x4b400000;
+    return static_cast<int32_t>(bits_of(x + 12582912.0f) & 0x007fffff) - 0x00400000;
 }
 
 // ggml's reference routine, which its x86 and ARM backends use: the scale is -127 over the value of

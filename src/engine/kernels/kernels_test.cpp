@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/engine_testing.hpp"
+#include "engine/kernels/blocks_testing.hpp"
 #include "engine/kernels/gelu.hpp"
 #include "engine/kernels/reference.hpp"
 #include "engine/runtime.hpp"
@@ -163,25 +164,6 @@ uint16_t scale_of(Kind kind, std::mt19937_64& random) {
             return static_cast<uint16_t>((any & 0x83ff) | 0x7800);
         default:
             return static_cast<uint16_t>((any & 0x83ff) | 0x2400 | (any & 0x0c00) >> 1);
-    }
-}
-
-// Where a block's f16 scales are.
-std::vector<uint32_t> scales_at(WeightType type) {
-    switch (type) {
-        case WeightType::kQ2_K:
-            return {80, 82};
-        case WeightType::kQ3_K:
-            return {108};
-        case WeightType::kQ4_K:
-        case WeightType::kQ5_K:
-            return {0, 2};
-        case WeightType::kQ6_K:
-            return {208};
-        case WeightType::kMxfp4:
-            return {};
-        default:
-            return {0};
     }
 }
 

@@ -64,13 +64,9 @@ uint8_t* take(uint64_t bytes) {
     return reinterpret_cast<uint8_t*>(at);
 }
 
-bool is_covered(WeightType type, uint32_t width) {
-    return index_of(type) < kWeightTypeCount && width % block_width(type) == 0;
-}
-
 // Rows to be filled: null when there is no room.
 Row* make_rows(WeightType type, uint32_t width, uint32_t count) {
-    if (!is_covered(type, width)) return nullptr;
+    if (!covers(type, width)) return nullptr;
     const uint64_t blocks = width / block_width(type);
     const bool super = row_kind(type) == RowKind::kQ8_K;
     const uint64_t q = lines(width), d = lines(blocks * sizeof(float));
@@ -105,11 +101,11 @@ KVASIR_EXPORT(kv_release) void kv_release(uint32_t mark) {
 }
 
 KVASIR_EXPORT(kv_block_width) uint32_t kv_block_width(WeightType type) {
-    return is_covered(type, 0) ? block_width(type) : 0;
+    return covers(type, 0) ? block_width(type) : 0;
 }
 
 KVASIR_EXPORT(kv_row_bytes) uint32_t kv_row_bytes(WeightType type, uint32_t width) {
-    return is_covered(type, width) ? static_cast<uint32_t>(row_bytes(type, width)) : 0;
+    return covers(type, width) ? static_cast<uint32_t>(row_bytes(type, width)) : 0;
 }
 
 KVASIR_EXPORT(kv_quantise)
@@ -131,7 +127,7 @@ const Row* kv_quantise(WeightType type, uint32_t width, uint32_t count, const fl
 
 KVASIR_EXPORT(kv_take_q8_k)
 const Row* kv_take_q8_k(WeightType type, uint32_t width, uint32_t count, const uint8_t* bytes) {
-    if (!is_covered(type, width) || row_kind(type) != RowKind::kQ8_K) return nullptr;
+    if (!covers(type, width) || row_kind(type) != RowKind::kQ8_K) return nullptr;
     Row* rows = make_rows(type, width, count);
     if (rows == nullptr) return nullptr;
     for (uint32_t r = 0; r < count; ++r) {
@@ -153,7 +149,7 @@ KVASIR_EXPORT(kv_dot_rows)
 uint32_t kv_dot_rows(WeightType type, uint32_t width, const uint8_t* weights, uint32_t stride,
                      uint32_t weight_rows, const Row* rows, uint32_t row_count, float* out,
                      uint32_t out_stride) {
-    if (!is_covered(type, width)) return 0;
+    if (!covers(type, width)) return 0;
     const bool panel = takes_panel(type, weight_rows, row_count);
     (panel ? kKernels.dot_panel : kKernels.dot[index_of(type)])(width, weights, stride, weight_rows,
                                                                 rows, row_count, out, out_stride);

@@ -63,6 +63,11 @@ constexpr uint32_t block_width(WeightType type) {
     return row_kind(type) == RowKind::kQ8_0 ? kSmall : kSuper;
 }
 
+// Are there kernels for rows of `width` such weights?
+constexpr bool covers(WeightType type, uint64_t width) {
+    return index_of(type) < kWeightTypeCount && width % block_width(type) == 0;
+}
+
 // Bytes of a block of block_width(type) weights.
 constexpr uint32_t block_bytes(WeightType type) {
     switch (type) {
