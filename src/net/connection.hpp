@@ -121,6 +121,7 @@ private:
     void tell_taken_later(std::chrono::milliseconds pause);
     void tell_rest();
     void end_writing();
+    std::optional<uint64_t> bytes_waiting() const;
     void leave_handshake();
     std::string peer() const;
 
@@ -154,7 +155,7 @@ private:
     };
     std::deque<Untold> untold_;
     uint64_t bytes_handed_ = 0;  // to the kernel, or to TLS
-    bool writing_ended_ = false;
+    uint64_t end_bytes_ = 0;     // behind the last answer: TLS's goodbye, the stream's end
 
     // A member because g++ 12 copies aggregates that are parameters of coroutines byte by byte.
     HttpResponse response_;

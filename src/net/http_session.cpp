@@ -246,15 +246,20 @@ void Connection::tell_when_taken(std::function<void(uint64_t)> on_sent, uint64_t
     if (!untold_.empty()) tell_taken_later(kTakenPauseFirst);
 }
 
-// Of bytes_handed_: what the other end's system has acknowledged. The kernel counts what TLS made
-// of our bytes, so while something is under way this is too low by TLS's framing, never too high.
-uint64_t Connection::bytes_taken() const {
+// Bytes on their way, as the kernel and TLS have them; nothing when the socket does not say.
+std::optional<uint64_t> Connection::bytes_waiting() const {
     int in_kernel = 0;
-    if (::ioctl(transport_.fd(), SIOCOUTQ, &in_kernel) != 0) return 0;
-    if (writing_ended_ && in_kernel > 0) --in_kernel;  // the end of the stream counts as a byte
-    const uint64_t waiting =
-        static_cast<uint64_t>(in_kernel) + transport_.unsent_bytes() + transport_.lost_bytes();
-    return bytes_handed_ - std::min(bytes_handed_, waiting);
+    if (::ioctl(transport_.fd(), SIOCOUTQ, &in_kernel) != 0) return std::nullopt;
+    return static_cast<uint64_t>(in_kernel) + transport_.unsent_bytes() + transport_.lost_bytes();
+}
+
+// Of bytes_handed_: what the other end's system has acknowledged. TLS's framing of what is under
+// way counts as waiting, so meanwhile this is too low by it, never too high.
+uint64_t Connection::bytes_taken() const {
+    const auto waiting = bytes_waiting();
+    if (!waiting) return 0;
+    const uint64_t ours = *waiting - std::min(*waiting, end_bytes_);  // the end is the last of it
+    return bytes_handed_ - std::min(bytes_handed_, ours);
 }
 
 void Connection::tell_taken() {
@@ -289,8 +294,10 @@ void Connection::tell_rest() {
 }
 
 void Connection::end_writing() {
+    const auto before = bytes_waiting();
     transport_.shut_down_write();
-    writing_ended_ = true;
+    const auto after = bytes_waiting();
+    if (before && after && *after > *before) end_bytes_ = *after - *before;
 }
 
 asio::awaitable<bool> Connection::send_bytes(std::string_view head, std::string_view body,
