@@ -285,17 +285,25 @@ TEST(Plugin, PerplexityIsTheSameNumber) {
                                            "--no-repack",
                                            "-t",
                                            "1"};
-    // The stock program's log thread sometimes loses its last line on a busy machine.
+    // The stock program ends without waiting for its log thread, and on a busy machine often loses
+    // the line that this is about: then it has said nothing, and is asked again.
+    constexpr int kAttempts = 8;
+    const auto estimate = [](const Outcome& outcome) {
+        return lines_with(outcome.out + outcome.err, "Final estimate: PPL");
+    };
     std::string expected;
-    for (int attempt = 0; attempt < 5 && expected.empty(); ++attempt) {
+    for (int attempt = 0; attempt < kAttempts && expected.empty(); ++attempt) {
         const Outcome plain = run_program(argv);
         ASSERT_EQ(plain.exit_code, 0) << plain.err;
-        expected = lines_with(plain.out + plain.err, "Final estimate: PPL");
+        expected = estimate(plain);
     }
     ASSERT_THAT(expected, HasSubstr("PPL ="));
-    const Alone with = run_with_workers(argv, demo_model());
-    ASSERT_EQ(with.outcome.exit_code, 0) << with.outcome.err;
-    EXPECT_EQ(lines_with(with.outcome.out + with.outcome.err, "Final estimate: PPL"), expected);
+    Alone with;
+    for (int attempt = 0; attempt < kAttempts && estimate(with.outcome).empty(); ++attempt) {
+        with = run_with_workers(argv, demo_model());
+        ASSERT_EQ(with.outcome.exit_code, 0) << with.outcome.err;
+    }
+    EXPECT_EQ(estimate(with.outcome), expected);
     EXPECT_GT(with.pairs, 2 * kChallengePairs) << with.outcome.err;
 }
 
