@@ -4,7 +4,9 @@
 #include "engine/kernels/reference.hpp"
 #include "engine/kernels/sets.hpp"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -61,11 +63,19 @@ struct Available {
     void add(const Kernels& kernels) { sets[count++] = &kernels; }
 };
 
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports() knows it.
+bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 Available find_available() {
     Available found;
 #if defined(__x86_64__)
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+                    __builtin_cpu_supports("bmi2") && has_f16c();
     const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vnni");
