@@ -8,223 +8,16 @@
 #pragma once
 
 #include "engine/kernels/elementwise.hpp"
+#include "engine/kernels/unpack.hpp"
 
 namespace kvasir::engine::kernels {
 namespace {
 
-// What is done about a type's minima, which the integers leave out; kPanel: nothing, and all
-// integers of a block are one sum.
-enum class Minima { kNone, kSixteen, kFour, kOne, kThirtyTwo, kPanel };
-
-struct SixBit {
-    uint64_t scales;
-    uint64_t minima;
-};
-
-// Q4_K and Q5_K pack eight six-bit scales and eight minima into 12 bytes; one byte each comes out.
-inline SixBit unpack_six_bit(const uint8_t* packed) {
-    const uint32_t a = load_u32(packed), b = load_u32(packed + 4), c = load_u32(packed + 8);
-    const uint64_t scale_low = a & 0x3f3f3f3f, min_low = b & 0x3f3f3f3f;
-    const uint64_t scale_high = (c & 0x0f0f0f0f) | ((a >> 6) & 0x03030303) << 4;
-    const uint64_t min_high = ((c >> 4) & 0x0f0f0f0f) | ((b >> 6) & 0x03030303) << 4;
-    return {scale_low | scale_high << 32, min_low | min_high << 32};
-}
-
-// A type of 256 weights a block. part<J>() are 64 of them, J = 0 .. 3: two runs of 32, which ones
-// is for L to say (L::group(), to which the activations are arranged).
-template <class L>
-struct Q4K {
-    template <class M>
-    using With = Q4K<M>;
-    static constexpr WeightType kType = WeightType::kQ4_K;
-    static constexpr bool kSigned = false;
-    static constexpr Minima kMinima = Minima::kFour;
-    static constexpr bool kScalesOf32 = true;
-    struct Head {
-        typename L::F4 d;
-        typename L::Scales scales;
-        typename L::Minima8 minima;
-    };
-    static Head head(const uint8_t* p) {
-        const SixBit six = unpack_six_bit(p + 4);
-        return {L::two_f16(p), L::scales_of_32(six.scales), L::minima8(six.minima)};
-    }
-    template <int J>
-    static typename L::Bytes part(const uint8_t* p) {
-        return L::template q4_k<J>(p + 16);
-    }
-};
-
-template <class L>
-struct Q5K {
-    template <class M>
-    using With = Q5K<M>;
-    static constexpr WeightType kType = WeightType::kQ5_K;
-    static constexpr bool kSigned = false;
-    static constexpr Minima kMinima = Minima::kOne;
-    static constexpr bool kScalesOf32 = true;
-    using Head = typename Q4K<L>::Head;
-    static Head head(const uint8_t* p) { return Q4K<L>::head(p); }
-    template <int J>
-    static typename L::Bytes part(const uint8_t* p) {
-        return L::template q5_k<J>(p + 48, p + 16);
-    }
-};
-
-template <class L>
-struct Q6K {
-    template <class M>
-    using With = Q6K<M>;
-    static constexpr WeightType kType = WeightType::kQ6_K;
-    static constexpr bool kSigned = false;
-    static constexpr Minima kMinima = Minima::kThirtyTwo;
-    static constexpr bool kScalesOf32 = false;
-    struct Head {
-        typename L::F4 d;
-        typename L::Scales scales;
-    };
-    static Head head(const uint8_t* p) {
-        return {L::one_f16(p + 208), L::signed_scales_of_16(load_u64(p + 192), load_u64(p + 200))};
-    }
-    template <int J>
-    static typename L::Bytes part(const uint8_t* p) {
-        return L::template q6_k<J>(p, p + 128);
-    }
-};
-
-template <class L>
-struct Q2K {
-    template <class M>
-    using With = Q2K<M>;
-    static constexpr WeightType kType = WeightType::kQ2_K;
-    static constexpr bool kSigned = false;
-    static constexpr Minima kMinima = Minima::kSixteen;
-    static constexpr bool kScalesOf32 = false;
-    struct Head {
-        typename L::F4 d;
-        typename L::Scales scales;
-        typename L::Scales minima;
-    };
-    static Head head(const uint8_t* p) {
-        constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
-        const uint64_t a = load_u64(p), b = load_u64(p + 8);
-        return {L::two_f16(p + 80), L::signed_scales_of_16(a & kLow, b & kLow),
-                L::signed_scales_of_16(a >> 4 & kLow, b >> 4 & kLow)};
-    }
-    template <int J>
-    static typename L::Bytes part(const uint8_t* p) {
-        return L::template q2_k<J>(p + 16);
-    }
-};
-
-template <class L>
-struct Q3K {
-    template <class M>
-    using With = Q3K<M>;
-    static constexpr WeightType kType = WeightType::kQ3_K;
-    static constexpr bool kSigned = true;
-    static constexpr Minima kMinima = Minima::kNone;
-    static constexpr bool kScalesOf32 = false;
-    struct Head {
-        typename L::F4 d;
-        typename L::Scales scales;
-    };
-    static Head head(const uint8_t* p) {
-        const uint32_t a = load_u32(p + 96), b = load_u32(p + 100), c = load_u32(p + 104);
-        constexpr uint32_t kLow = 0x0f0f0f0f, kHigh = 0x03030303;
-        const uint64_t first = (a & kLow) | (c & kHigh) << 4;
-        const uint64_t second = (b & kLow) | (c >> 2 & kHigh) << 4;
-        const uint64_t third = (a >> 4 & kLow) | (c >> 4 & kHigh) << 4;
-        const uint64_t fourth = (b >> 4 & kLow) | (c >> 6 & kHigh) << 4;
-        // Six bits less 32, byte by byte: the top bits are set so that no byte borrows.
-        constexpr uint64_t kTop = 0x8080808080808080, kOff = 0x2020202020202020;
-        const auto less = [](uint64_t x) { return ((x | kTop) - kOff) ^ kTop; };
-        return {L::one_f16(p + 108),
-                L::signed_scales_of_16(less(first | second << 32), less(third | fourth << 32))};
-    }
-    template <int J>
-    static typename L::Bytes part(const uint8_t* p) {
-        return L::template q3_k<J>(p + 32, p);
-    }
-};
-
-template <class L>
-struct Iq4Xs {
-    template <class M>
-    using With = Iq4Xs<M>;
-    static constexpr WeightType kType = WeightType::kIq4Xs;
-    static constexpr bool kSigned = true;
-    static constexpr Minima kMinima = Minima::kNone;
-    static constexpr bool kScalesOf32 = true;
-    struct Head {
-        typename L::F4 d;
-        typename L::Scales scales;
-    };
-    static Head head(const uint8_t* p) {
-        const uint32_t high = load_u16(p + 2), low = load_u32(p + 4);
-        uint64_t scales = 0;
-        for (uint32_t g = 0; g < 8; ++g) {
-            const uint32_t six = (low >> (4 * g) & 15) | (high >> (2 * g) & 3) << 4;
-            scales |= static_cast<uint64_t>((six - 32) & 0xff) << (8 * g);
-        }
-        return {L::one_f16(p), L::signed_scales_of_32(scales)};
-    }
-    template <int J>
-    static typename L::Bytes part(const uint8_t* p) {
-        return L::lookup(L::nibbles(p + 8 + 32 * J, p + 24 + 32 * J), kIq4Values);
-    }
-};
-
-// How the 256 weights of a block are taken apart where vectors hold 32 bytes at most: in order.
-template <class L>
-struct InOrder {
-    template <int J>
-    static auto q4_k(const uint8_t* nibbles) {
-        return L::template fields<0, 4, 15>(nibbles + 32 * J, nibbles + 32 * J);
-    }
-    template <int J>
-    static auto q5_k(const uint8_t* nibbles, const uint8_t* high) {
-        return L::either(
-            q4_k<J>(nibbles),
-            L::template shift_left<4>(L::template fields<2 * J, 2 * J + 1, 1>(high, high)));
-    }
-    template <int J>
-    static auto q6_k(const uint8_t* nibbles, const uint8_t* high) {
-        const uint8_t* low = nibbles + J / 2 * 64;
-        const uint8_t* two = high + J / 2 * 32;
-        constexpr int kShift = J % 2 * 4;
-        return L::either(
-            L::template fields<kShift, kShift, 15>(low, low + 32),
-            L::template shift_left<4>(L::template fields<kShift, kShift + 2, 3>(two, two)));
-    }
-    template <int J>
-    static auto q2_k(const uint8_t* two) {
-        const uint8_t* p = two + J / 2 * 32;
-        return L::template fields<J % 2 * 4, J % 2 * 4 + 2, 3>(p, p);
-    }
-    template <int J>
-    static auto q3_k(const uint8_t* two, const uint8_t* high) {
-        const auto bits = L::template fields<2 * J, 2 * J + 1, 1>(high, high);
-        return L::template subtract<4>(L::either(q2_k<J>(two), L::template shift_left<2>(bits)));
-    }
-};
-
-// The same bits of another order: see Kernels::dot_panel.
-template <class L>
-struct Iq4XsPanel : Iq4Xs<L> {
-    template <class M>
-    using With = Iq4XsPanel<M>;
-    static constexpr Minima kMinima = Minima::kPanel;
-};
-
 // Weights are asked for ahead of the products, as the processor's own prefetching stops at every
-// page. How far, and into which cache, was measured (bench/kernels_bench.cpp): with one activation
-// row the memory is the limit.
-template <int N>
+// page. How far was measured (bench/kernels_bench.cpp).
 inline void prefetch(const uint8_t* p, uint32_t bytes) {
-    constexpr size_t kAhead = N == 1 ? 4096 : 2048;
-    constexpr int kCache = N == 1 ? 2 : 3;  // the second level, the first
-    for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + kAhead + at, 0, kCache);
+    constexpr size_t kAhead = 2048;
+    for (uint32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + kAhead + at, 0, 3);
 }
 
 template <class L, class T, int N, int J>
@@ -251,192 +44,165 @@ inline __attribute__((always_inline)) void step(const uint8_t* p, const typename
     }
 }
 
-// One weight row, N activation rows; out[a * out_stride].
-template <class L, class T, int N>
+// Block b's integers, and what its minima take off, to the lanes of one product.
+template <class L, class T>
+inline __attribute__((always_inline)) void add_block(const typename T::Head& head,
+                                                     typename L::Sums sums, const Row& row,
+                                                     uint32_t b, typename L::F& acc,
+                                                     typename L::F4& four, float& one) {
+    const auto d = L::times(head.d, row.d[b]);
+    auto ints = L::fold(sums);
+    if constexpr (T::kMinima == Minima::kSixteen) {
+        const auto less = L::madd_16(head.minima, row.sums + b * 16);
+        acc = L::fused_less(L::second(d), L::to_float(less), acc);
+    } else if constexpr (T::kMinima == Minima::kThirtyTwo) {
+        ints = L::minus_32_times(ints, L::madd_16(head.scales, row.sums + b * 16));
+    } else if constexpr (T::kMinima == Minima::kFour) {
+        four = L::fused4_less(d, L::madd_8(head.minima, row.pairs + b * 8), four);
+    } else if constexpr (T::kMinima == Minima::kOne) {
+        const auto less = L::madd_8(head.minima, row.pairs + b * 8);
+        one = fma(-L::second4(d), static_cast<float>(L::sum_ints4(less)), one);
+    }
+    if constexpr (T::kMinima == Minima::kPanel) {
+        one = fma(static_cast<float>(L::sum_ints8(ints)), L::first4(d), one);
+    } else {
+        acc = L::fused(L::first(d), L::to_float(ints), acc);
+    }
+}
+
+// W weight rows `stride` bytes apart, N activation rows; out[a * out_stride + w * w_stride].
+template <class L, class T, int W, int N>
 inline __attribute__((always_inline)) void dot_super(uint32_t width, const uint8_t* p,
-                                                     const Row* rows, float* out,
-                                                     size_t out_stride) {
-    typename L::F acc[N];
-    typename L::F4 four[N];
-    float one[N];
-    for (int a = 0; a < N; ++a) {
-        acc[a] = L::zero();
-        four[a] = L::zero4();
-        one[a] = 0;
+                                                     size_t stride, const Row* rows, float* out,
+                                                     size_t w_stride, size_t out_stride) {
+    typename L::F acc[W][N];
+    typename L::F4 four[W][N];
+    float one[W][N];
+    for (int w = 0; w < W; ++w) {
+        for (int a = 0; a < N; ++a) {
+            acc[w][a] = L::zero();
+            four[w][a] = L::zero4();
+            one[w][a] = 0;
+        }
     }
     constexpr uint32_t kBytes = block_bytes(T::kType);
     for (uint32_t b = 0; b < width / kSuper; ++b, p += kBytes) {
-        prefetch<N>(p, kBytes);
-        const typename T::Head head = T::head(p);
-        typename L::Sums sums[N];
-        for (int a = 0; a < N; ++a) sums[a] = L::none();
+        typename T::Head head[W];
+        typename L::Sums sums[W][N];
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) {
+            prefetch(p + w * stride, kBytes);
+            head[w] = T::head(p + w * stride);
+            for (int a = 0; a < N; ++a) sums[w][a] = L::none();
+        }
         const size_t at = size_t{b} * kSuper;
-        step<L, T, N, 0>(p, head, rows, at, sums);
-        step<L, T, N, 1>(p, head, rows, at, sums);
-        step<L, T, N, 2>(p, head, rows, at, sums);
-        step<L, T, N, 3>(p, head, rows, at, sums);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) step<L, T, N, 0>(p + w * stride, head[w], rows, at, sums[w]);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) step<L, T, N, 1>(p + w * stride, head[w], rows, at, sums[w]);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) step<L, T, N, 2>(p + w * stride, head[w], rows, at, sums[w]);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) step<L, T, N, 3>(p + w * stride, head[w], rows, at, sums[w]);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) {
 #pragma GCC unroll 8
+            for (int a = 0; a < N; ++a) {
+                add_block<L, T>(head[w], sums[w][a], rows[a], b, acc[w][a], four[w][a], one[w][a]);
+            }
+        }
+    }
+    for (int w = 0; w < W; ++w) {
         for (int a = 0; a < N; ++a) {
-            const auto d = L::times(head.d, rows[a].d[b]);
-            auto ints = L::fold(sums[a]);
-            if constexpr (T::kMinima == Minima::kSixteen) {
-                const auto less = L::madd_16(head.minima, rows[a].sums + b * 16);
-                acc[a] = L::fused_less(L::second(d), L::to_float(less), acc[a]);
-            } else if constexpr (T::kMinima == Minima::kThirtyTwo) {
-                ints = L::minus_32_times(ints, L::madd_16(head.scales, rows[a].sums + b * 16));
-            } else if constexpr (T::kMinima == Minima::kFour) {
-                const auto less = L::madd_8(head.minima, rows[a].pairs + b * 8);
-                four[a] = L::fused4_less(d, less, four[a]);
-            } else if constexpr (T::kMinima == Minima::kOne) {
-                const auto less = L::madd_8(head.minima, rows[a].pairs + b * 8);
-                one[a] = fma(-L::second4(d), static_cast<float>(L::sum_ints4(less)), one[a]);
-            }
-            if constexpr (T::kMinima == Minima::kPanel) {
-                one[a] = fma(static_cast<float>(L::sum_ints8(ints)), L::first4(d), one[a]);
-            } else {
-                acc[a] = L::fused(L::first(d), L::to_float(ints), acc[a]);
-            }
+            float total = L::sum(acc[w][a]);
+            if constexpr (T::kMinima == Minima::kFour) total += L::sum4(four[w][a]);
+            if constexpr (T::kMinima == Minima::kOne) total += one[w][a];
+            if constexpr (T::kMinima == Minima::kPanel) total = one[w][a];
+            out[a * out_stride + w * w_stride] = total;
         }
-    }
-    for (int a = 0; a < N; ++a) {
-        float total = L::sum(acc[a]);
-        if constexpr (T::kMinima == Minima::kFour) total += L::sum4(four[a]);
-        if constexpr (T::kMinima == Minima::kOne) total += one[a];
-        if constexpr (T::kMinima == Minima::kPanel) total = one[a];
-        out[a * out_stride] = total;
     }
 }
 
-// A type of 32 weights a block, two blocks at a time. kTwo: the even and the odd blocks have
-// accumulators of their own.
-template <class L>
-struct Q80 {
-    template <class M>
-    using With = Q80<M>;
-    static constexpr WeightType kType = WeightType::kQ8_0;
-    static constexpr bool kTwo = false;
-    static float scale(const uint8_t* p) { return from_f16(load_u16(p)); }
-    static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
-        return L::load(a + 2, b + 2);
-    }
-};
-
-template <class L>
-struct Q40 {
-    template <class M>
-    using With = Q40<M>;
-    static constexpr WeightType kType = WeightType::kQ4_0;
-    static constexpr bool kTwo = false;
-    static float scale(const uint8_t* p) { return from_f16(load_u16(p)); }
-    static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
-        return L::template subtract<8>(L::nibbles(a + 2, b + 2));
-    }
-};
-
-// Bit i of eight to bit 4 of byte i.
-inline uint64_t spread_bits(uint8_t bits) {
-    const uint64_t one_each = (uint64_t{bits} * 0x0101010101010101) & 0x8040201008040201;
-    return ((one_each + 0x7f7f7f7f7f7f7f7f) & 0x8080808080808080) >> 3;
-}
-
-template <class L>
-struct Q50 {
-    template <class M>
-    using With = Q50<M>;
-    static constexpr WeightType kType = WeightType::kQ5_0;
-    static constexpr bool kTwo = false;
-    static float scale(const uint8_t* p) { return from_f16(load_u16(p)); }
-    static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
-        alignas(64) uint64_t high[8];
-        for (uint32_t i = 0; i < 4; ++i) {
-            high[i] = spread_bits(a[2 + i]);
-            high[4 + i] = spread_bits(b[2 + i]);
-        }
-        const auto* bytes = reinterpret_cast<const uint8_t*>(high);
-        return L::template subtract<16>(
-            L::either(L::nibbles(a + 6, b + 6), L::load(bytes, bytes + 32)));
-    }
-};
-
-template <class L>
-struct Iq4Nl {
-    template <class M>
-    using With = Iq4Nl<M>;
-    static constexpr WeightType kType = WeightType::kIq4Nl;
-    static constexpr bool kTwo = true;
-    static float scale(const uint8_t* p) { return from_f16(load_u16(p)); }
-    static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
-        return L::lookup(L::nibbles(a + 2, b + 2), kIq4Values);
-    }
-};
-
-template <class L>
-struct Mxfp4 {
-    template <class M>
-    using With = Mxfp4<M>;
-    static constexpr WeightType kType = WeightType::kMxfp4;
-    static constexpr bool kTwo = true;
-    static float scale(const uint8_t* p) { return from_e8m0_half(p[0]); }
-    static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
-        return L::lookup(L::nibbles(a + 1, b + 1), kFp4Values);
-    }
-};
-
-template <class L, class T, int N>
+// As dot_super.
+template <class L, class T, int W, int N>
 inline __attribute__((always_inline)) void dot_small(uint32_t width, const uint8_t* p,
-                                                     const Row* rows, float* out,
-                                                     size_t out_stride) {
+                                                     size_t stride, const Row* rows, float* out,
+                                                     size_t w_stride, size_t out_stride) {
     constexpr uint32_t kBytes = block_bytes(T::kType);
     const uint32_t blocks = width / kSmall;
-    typename L::F even[N], odd[N];
-    for (int a = 0; a < N; ++a) even[a] = odd[a] = L::zero();
+    typename L::F even[W][N], odd[W][N];
+    for (int w = 0; w < W; ++w) {
+        for (int a = 0; a < N; ++a) even[w][a] = odd[w][a] = L::zero();
+    }
     uint32_t b = 0;
     for (; b + 1 < blocks; b += 2, p += 2 * kBytes) {
-        prefetch<N>(p, 2 * kBytes);
-        const auto split = L::split_signs(T::blocks(p, p + kBytes));
-        const float first = T::scale(p), second = T::scale(p + kBytes);
+#pragma GCC unroll 4
+        for (int w = 0; w < W; ++w) {
+            const uint8_t* two = p + w * stride;
+            prefetch(two, 2 * kBytes);
+            const auto split = L::split_signs(T::blocks(two, two + kBytes));
+            const float first = T::scale(two), second = T::scale(two + kBytes);
 #pragma GCC unroll 8
-        for (int a = 0; a < N; ++a) {
-            typename L::F x, y;
-            L::two_products(split, rows[a].q + size_t{b} * kSmall, x, y);
-            even[a] = L::fused(L::all(first * rows[a].d[b]), x, even[a]);
-            auto& other = T::kTwo ? odd[a] : even[a];
-            other = L::fused(L::all(second * rows[a].d[b + 1]), y, other);
+            for (int a = 0; a < N; ++a) {
+                typename L::F x, y;
+                L::two_products(split, rows[a].q + size_t{b} * kSmall, x, y);
+                even[w][a] = L::fused(L::all(first * rows[a].d[b]), x, even[w][a]);
+                auto& other = T::kTwo ? odd[w][a] : even[w][a];
+                other = L::fused(L::all(second * rows[a].d[b + 1]), y, other);
+            }
         }
     }
-    for (int a = 0; a < N; ++a) {
-        if (b < blocks) {  // a last block alone: its 32 bytes twice, the second result unused
-            alignas(64) int8_t q[64] = {};
-            for (uint32_t i = 0; i < kSmall; ++i) q[i] = rows[a].q[size_t{b} * kSmall + i];
-            typename L::F x, y;
-            L::two_products(L::split_signs(T::blocks(p, p)), q, x, y);
-            const float scale = T::scale(p) * rows[a].d[b];
-            if (T::kTwo) {
-                out[a * out_stride] = fma(scale, L::sum(x), L::sum(L::plus(even[a], odd[a])));
-                continue;
+    for (int w = 0; w < W; ++w) {
+        for (int a = 0; a < N; ++a) {
+            float* to = out + a * out_stride + w * w_stride;
+            if (b < blocks) {  // a last block alone: its 32 bytes twice, the second result unused
+                const uint8_t* last = p + w * stride;
+                alignas(64) int8_t q[64] = {};
+                for (uint32_t i = 0; i < kSmall; ++i) q[i] = rows[a].q[size_t{b} * kSmall + i];
+                typename L::F x, y;
+                L::two_products(L::split_signs(T::blocks(last, last)), q, x, y);
+                const float scale = T::scale(last) * rows[a].d[b];
+                if (T::kTwo) {
+                    *to = fma(scale, L::sum(x), L::sum(L::plus(even[w][a], odd[w][a])));
+                    continue;
+                }
+                even[w][a] = L::fused(L::all(scale), x, even[w][a]);
             }
-            even[a] = L::fused(L::all(scale), x, even[a]);
+            *to = L::sum(T::kTwo ? L::plus(even[w][a], odd[w][a]) : even[w][a]);
         }
-        out[a * out_stride] = L::sum(T::kTwo ? L::plus(even[a], odd[a]) : even[a]);
     }
 }
 
-template <class L, class T, int N>
-inline __attribute__((always_inline)) void dot_one(uint32_t width, const uint8_t* p,
-                                                   const Row* rows, float* out, size_t stride) {
+template <class L, class T, int W, int N>
+inline __attribute__((always_inline)) void dot_runs(uint32_t width, const uint8_t* p, size_t stride,
+                                                    const Row* rows, float* out, size_t w_stride,
+                                                    size_t out_stride) {
     if constexpr (row_kind(T::kType) == RowKind::kQ8_K)
-        dot_super<L, T, N>(width, p, rows, out, stride);
+        dot_super<L, T, W, N>(width, p, stride, rows, out, w_stride, out_stride);
     if constexpr (row_kind(T::kType) == RowKind::kQ8_0)
-        dot_small<L, T, N>(width, p, rows, out, stride);
+        dot_small<L, T, W, N>(width, p, stride, rows, out, w_stride, out_stride);
 }
+
+// Few activation rows leave the memory as the limit, and one stream from it does not reach that:
+// weight rows of so many runs, far apart, are taken side by side (bench/kernels_bench.cpp).
+template <class L, int N>
+constexpr uint32_t kStreamsOf = N == 1   ? L::kStreams
+                                : N == 2 ? (L::kStreams + 1) / 2
+                                         : 1;
 
 // N activation rows against all weight rows.
 template <class L, class T, int N>
 __attribute__((noinline)) void dot_tile(uint32_t width, const uint8_t* weights, size_t stride,
                                         uint32_t weight_rows, const Row* rows, float* out,
                                         size_t out_stride) {
-    for (uint32_t w = 0; w < weight_rows; ++w) {
-        dot_one<L, T, N>(width, weights + w * stride, rows, out + w, out_stride);
+    constexpr uint32_t kRuns = kStreamsOf<L, N>;
+    const uint32_t run = weight_rows / kRuns;
+    for (uint32_t w = 0; w < run; ++w) {
+        dot_runs<L, T, kRuns, N>(width, weights + w * stride, run * stride, rows, out + w, run,
+                                 out_stride);
+    }
+    for (uint32_t w = run * kRuns; w < weight_rows; ++w) {
+        dot_runs<L, T, 1, N>(width, weights + w * stride, 0, rows, out + w, 0, out_stride);
     }
 }
 
@@ -446,7 +212,8 @@ constexpr size_t kPanelBytes = 128 * 1024;
 template <class L, class T>
 void dot_rows(uint32_t width, const uint8_t* weights, size_t stride, uint32_t weight_rows,
               const Row* rows, uint32_t row_count, float* out, size_t out_stride) {
-    const auto panel = static_cast<uint32_t>(stride < kPanelBytes ? kPanelBytes / stride : 1);
+    auto panel = static_cast<uint32_t>(stride < kPanelBytes ? kPanelBytes / stride : 1);
+    if (row_count <= 2) panel = weight_rows;  // once over all of them
     for (uint32_t first = 0; first < weight_rows; first += panel) {
         const uint32_t count = weight_rows - first < panel ? weight_rows - first : panel;
         const uint8_t* p = weights + first * stride;
@@ -460,12 +227,7 @@ void dot_rows(uint32_t width, const uint8_t* weights, size_t stride, uint32_t we
         if constexpr (L::kRowsAtOnce >= 8) tile.template operator()<8>();
         tile.template operator()<4>();
         tile.template operator()<2>();
-        for (; a < row_count; ++a) {
-            using One = typename L::OneRow;
-            dot_tile<One, typename T::template With<One>, 1>(width, p, stride, count, rows + a,
-                                                             out + size_t{a} * out_stride + first,
-                                                             out_stride);
-        }
+        tile.template operator()<1>();
     }
 }
 

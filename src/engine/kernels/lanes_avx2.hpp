@@ -74,7 +74,7 @@ struct Floats8 {
 
 struct Avx2 : Floats8, InOrder<Avx2> {
     static constexpr int kRowsAtOnce = 4;
-    using OneRow = Avx2;
+    static constexpr uint32_t kStreams = 4;
 
     struct Bytes {
         __m256i first, second;

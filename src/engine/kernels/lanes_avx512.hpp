@@ -22,34 +22,9 @@ constexpr uint32_t wide_group(WeightType type, uint32_t i) {
     }
 }
 
-// For one activation row: vectors of 32 bytes. There the memory is the limit, and loads of 64 bytes
-// that straddle cache lines reach less of it.
-struct Avx512OneRow : Avx2 {
-    static constexpr uint32_t place(WeightType type, uint32_t group) {
-        uint32_t i = 0;
-        while (wide_group(type, i) != group) ++i;
-        return i;
-    }
-    template <WeightType T, int J>
-    static Sums add_unsigned(Sums s, Bytes w, const int8_t* q, Scale scale) {
-        constexpr uint32_t kFirst = 32 * place(T, 2 * J), kSecond = 32 * place(T, 2 * J + 1);
-        s = _mm256_dpwssd_epi32(s, _mm256_maddubs_epi16(w.first, at(q + kFirst)), scale.first);
-        return _mm256_dpwssd_epi32(s, _mm256_maddubs_epi16(w.second, at(q + kSecond)),
-                                   scale.second);
-    }
-    template <WeightType T, int J>
-    static Sums add_signed(Sums s, const Signed& w, const int8_t* q, Scale scale) {
-        constexpr uint32_t kFirst = 32 * place(T, 2 * J), kSecond = 32 * place(T, 2 * J + 1);
-        const __m256i first = signed_product(w.magnitudes.first, w.weights.first, q + kFirst);
-        const __m256i second = signed_product(w.magnitudes.second, w.weights.second, q + kSecond);
-        return _mm256_dpwssd_epi32(_mm256_dpwssd_epi32(s, first, scale.first), second,
-                                   scale.second);
-    }
-};
-
 struct Avx512 : Floats8 {
     static constexpr int kRowsAtOnce = 8;
-    using OneRow = Avx512OneRow;
+    static constexpr uint32_t kStreams = 4;
 
     using Bytes = __m512i;
     struct Signed {

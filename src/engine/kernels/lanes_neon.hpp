@@ -14,7 +14,7 @@ namespace {
 
 struct Neon {
     static constexpr int kRowsAtOnce = 4;
-    using OneRow = Neon;
+    static constexpr uint32_t kStreams = 4;
 
     struct F {
         float32x4_t low, high;

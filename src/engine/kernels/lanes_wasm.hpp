@@ -15,7 +15,7 @@ namespace {
 
 struct Wasm : InOrder<Wasm> {
     static constexpr int kRowsAtOnce = 4;
-    using OneRow = Wasm;
+    static constexpr uint32_t kStreams = 1;
 
     struct F {
         v128_t low, high;
