@@ -20,7 +20,8 @@ namespace kvasir::engine {
 // A register's rows, quantised as some products read them.
 struct QuantisedRows {
     uint8_t reg = 0;
-    kernels::WeightType arranged_for = kernels::WeightType::kQ8_0;  // row kind and Kernels::group()
+    kernels::WeightType arranged_for =
+        kernels::WeightType::kQ8_0;  // row kind and Kernels::arrange()
     uint32_t width = 0;
     bool operator==(const QuantisedRows&) const = default;
 };

@@ -65,33 +65,17 @@ private:
     uint64_t used_ = 0;
 };
 
-void arrange(const kernels::Kernels& kernels, kernels::WeightType type, uint32_t width, int8_t* q) {
-    if (kernels::row_kind(type) != RowKind::kQ8_K) return;
-    uint32_t order[8];
-    bool natural = true;
-    for (uint32_t i = 0; i < 8; ++i) {
-        order[i] = kernels.group(type, i);
-        natural = natural && order[i] == i;
-    }
-    if (natural) return;
-    int8_t block[kernels::kSuper];
-    for (uint32_t b = 0; b < width; b += kernels::kSuper) {
-        std::memcpy(block, q + b, sizeof(block));
-        for (uint32_t i = 0; i < 8; ++i) std::memcpy(q + b + 32 * i, block + 32 * order[i], 32);
-    }
-}
-
 void quantise(const kernels::Kernels& kernels, const QuantisedRows& rows, const float* x,
               const Row& out) {
     auto* q = const_cast<int8_t*>(out.q);
     auto* d = const_cast<float*>(out.d);
     if (kernels::row_kind(rows.arranged_for) == RowKind::kQ8_0) {
         kernels.elementwise.quantise_q8_0(rows.width, x, q, d);
-        return;
+    } else {
+        kernels.elementwise.quantise_q8_k(rows.width, x, q, d, const_cast<int16_t*>(out.sums),
+                                          const_cast<int16_t*>(out.pairs));
     }
-    kernels.elementwise.quantise_q8_k(rows.width, x, q, d, const_cast<int16_t*>(out.sums),
-                                      const_cast<int16_t*>(out.pairs));
-    arrange(kernels, rows.arranged_for, rows.width, q);
+    kernels.arrange(rows.arranged_for, rows.width, q);
 }
 
 // A row of block_q8_K as it travels: f32 d, int8 q[256], int16 sums[16].
@@ -109,7 +93,7 @@ void take_apart(const kernels::Kernels& kernels, const QuantisedRows& rows, cons
     for (uint32_t i = 0; i < blocks * 8; ++i) {
         pairs[i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
     }
-    arrange(kernels, rows.arranged_for, rows.width, q);
+    kernels.arrange(rows.arranged_for, rows.width, q);
 }
 
 struct RowOp {

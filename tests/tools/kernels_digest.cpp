@@ -174,14 +174,7 @@ struct QuantisedRows {
         }
     }
     void arrange(const Kernels& kernels, WeightType type) {
-        if (row_kind(type) != RowKind::kQ8_K) return;
-        for (size_t b = 0; b < q.size(); b += kSuper) {
-            int8_t block[kSuper];
-            std::memcpy(block, &q[b], kSuper);
-            for (uint32_t i = 0; i < 8; ++i) {
-                std::memcpy(&q[b + 32 * i], block + 32 * kernels.group(type, i), 32);
-            }
-        }
+        kernels.arrange(type, static_cast<uint32_t>(q.size()), q.data());
     }
 };
 

@@ -50,7 +50,7 @@ constexpr Kernels make_reference() {
     k.dot[10] = reference_rows<kWeightTypes[10]>;
     static_assert(kWeightTypeCount == 11);
     k.dot_panel = reference_panel_rows;
-    k.group = [](WeightType, uint32_t i) { return i; };
+    k.arrange = [](WeightType, uint32_t, int8_t*) {};
     k.elementwise = kElementwise;
     return k;
 }

@@ -32,8 +32,7 @@ struct Elementwise {
     // a / (1 + exp(-alpha a)) * (b + 1) with a = min(x, limit), b = g clamped to +-limit.
     void (*swiglu_oai)(uint32_t count, const float* x, const float* g, float alpha, float limit,
                        float* y);
-    // `width` values, a multiple of the block, to the parts of a Row (in order: group() is not
-    // applied).
+    // `width` values, a multiple of the block, to the parts of a Row, before arrange().
     void (*quantise_q8_k)(uint32_t width, const float* x, int8_t* q, float* d, int16_t* sums,
                           int16_t* pairs);
     void (*quantise_q8_0)(uint32_t width, const float* x, int8_t* q, float* d);
@@ -43,9 +42,9 @@ struct Kernels {
     const char* name;
     DotRows dot[kWeightTypeCount];  // by index_of()
     DotRows dot_panel;              // of kIq4Xs where takes_panel()
-    // The runs of 32 activations of a kQ8_K block in the order that dot[type] reads them: place i
-    // holds run group(type, i).
-    uint32_t (*group)(WeightType type, uint32_t i);
+    // Puts the `width` values of a quantised row into the order and the form in which dot[type]
+    // reads them.
+    void (*arrange)(WeightType type, uint32_t width, int8_t* q);
     Elementwise elementwise;
 };
 

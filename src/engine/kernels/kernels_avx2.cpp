@@ -1,6 +1,5 @@
 // Compiled with AVX2, FMA and F16C: see src/CMakeLists.txt.
-#include "engine/kernels/dots.hpp"
-#include "engine/kernels/lanes_avx2.hpp"
+#include "engine/kernels/pairs_avx2.hpp"
 #include "engine/kernels/sets.hpp"
 
 namespace kvasir::engine::kernels {

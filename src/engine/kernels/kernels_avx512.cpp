@@ -1,6 +1,5 @@
 // Compiled with AVX-512 F, BW, VL, DQ and VNNI: see src/CMakeLists.txt.
-#include "engine/kernels/dots.hpp"
-#include "engine/kernels/lanes_avx512.hpp"
+#include "engine/kernels/pairs_avx512.hpp"
 #include "engine/kernels/sets.hpp"
 
 namespace kvasir::engine::kernels {

@@ -52,17 +52,11 @@ public:
             rows_.push_back({&q_[at], &d_[at], &sums_[at], &pairs_[at]});
             if (row_kind(type) == RowKind::kQ8_0) {
                 kernels.elementwise.quantise_q8_0(width, row, &q_[at], &d_[at]);
-                continue;
+            } else {
+                kernels.elementwise.quantise_q8_k(width, row, &q_[at], &d_[at], &sums_[at],
+                                                  &pairs_[at]);
             }
-            kernels.elementwise.quantise_q8_k(width, row, &q_[at], &d_[at], &sums_[at],
-                                              &pairs_[at]);
-            for (uint32_t b = 0; b < width; b += kSuper) {
-                std::vector<int8_t> block(q_.begin() + static_cast<long>(at + b),
-                                          q_.begin() + static_cast<long>(at + b + kSuper));
-                for (uint32_t i = 0; i < 8; ++i) {
-                    std::memcpy(&q_[at + b + 32 * i], &block[32 * kernels.group(type, i)], 32);
-                }
-            }
+            kernels.arrange(type, width, &q_[at]);
         }
     }
     const Row* data() const { return rows_.data(); }
@@ -207,9 +201,10 @@ std::vector<float> make_rows(size_t count, Kind kind, std::mt19937_64& random) {
 struct Shape {
     uint32_t width, weight_rows, rows;
 };
-constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},  {1024, 3, 3}, {3072, 4, 5}, {8192, 1, 4},
-                             {2048, 3, 7}, {256, 3, 65}, {256, 2, 9},  {512, 8, 8},  {256, 16, 13},
-                             {32, 3, 2},   {96, 2, 17},  {2880, 5, 3}, {1056, 33, 1}};
+constexpr Shape kShapes[] = {{256, 7, 1},  {512, 5, 2},   {1024, 3, 3}, {3072, 4, 5},
+                             {8192, 1, 4}, {2048, 3, 7},  {256, 3, 65}, {256, 2, 9},
+                             {512, 8, 8},  {256, 16, 13}, {32, 3, 2},   {96, 2, 17},
+                             {2880, 5, 3}, {1056, 33, 1}, {16640, 2, 3}};
 
 TEST(Kernels, ReferenceIsGgmls) {
     if (class_of_ggml() == NumericClass::kOther) GTEST_SKIP() << "ggml is of another processor";

@@ -25,6 +25,7 @@ constexpr uint32_t wide_group(WeightType type, uint32_t i) {
 struct Avx512 : Floats8 {
     static constexpr int kRowsAtOnce = 8;
     static constexpr uint32_t kStreams = 4;
+    static constexpr bool kFlipped = true;
 
     using Bytes = __m512i;
     struct Signed {
@@ -161,12 +162,6 @@ struct Avx512 : Floats8 {
     static Sums add_signed(Sums s, const Signed& w, const int8_t* q, Scale scale) {
         return _mm512_dpwssd_epi32(s, _mm512_maddubs_epi16(w.magnitudes, turned(w, q + 64 * J)),
                                    scale);
-    }
-    static void two_products(const Signed& w, const int8_t* q, F& first, F& second) {
-        const __m512i sums =
-            _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.magnitudes, turned(w, q));
-        first = to_float(_mm512_castsi512_si256(sums));
-        second = to_float(_mm512_extracti64x4_epi64(sums, 1));
     }
 };
 

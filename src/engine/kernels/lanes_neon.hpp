@@ -15,6 +15,7 @@ namespace {
 struct Neon {
     static constexpr int kRowsAtOnce = 4;
     static constexpr uint32_t kStreams = 4;
+    static constexpr bool kFlipped = false;
 
     struct F {
         float32x4_t low, high;

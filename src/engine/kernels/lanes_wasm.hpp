@@ -16,6 +16,7 @@ namespace {
 struct Wasm : InOrder<Wasm> {
     static constexpr int kRowsAtOnce = 4;
     static constexpr uint32_t kStreams = 1;
+    static constexpr bool kFlipped = false;
 
     struct F {
         v128_t low, high;

@@ -27,7 +27,7 @@ static inline uint32_t bits_of(float value) {
     return __builtin_bit_cast(uint32_t, value);
 }
 
-static inline float float_of(uint32_t bits) {
+static constexpr float float_of(uint32_t bits) {
     return __builtin_bit_cast(float, bits);
 }
 
@@ -100,7 +100,7 @@ static inline uint16_t to_f16(float value) {
 
 // 2^(e - 128): the scale of an MXFP4 block, for weights stored doubled (OCP Microscaling Formats
 // v1.0, section 5.4).
-static inline float from_e8m0_half(uint8_t e) {
+static constexpr float from_e8m0_half(uint8_t e) {
     return float_of(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
 }
 

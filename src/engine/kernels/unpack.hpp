@@ -256,11 +256,20 @@ struct Iq4Nl {
     }
 };
 
+// from_e8m0_half() of every byte.
+struct E8m0Halves {
+    constexpr E8m0Halves() {
+        for (uint32_t e = 0; e < 256; ++e) of[e] = from_e8m0_half(static_cast<uint8_t>(e));
+    }
+    float of[256] = {};
+};
+constexpr E8m0Halves kE8m0Halves;
+
 template <class L>
 struct Mxfp4 {
     static constexpr WeightType kType = WeightType::kMxfp4;
     static constexpr bool kTwo = true;
-    static float scale(const uint8_t* p) { return from_e8m0_half(p[0]); }
+    static float scale(const uint8_t* p) { return kE8m0Halves.of[p[0]]; }
     static typename L::Bytes blocks(const uint8_t* a, const uint8_t* b) {
         return L::lookup(L::nibbles(a + 1, b + 1), kFp4Values);
     }
