@@ -173,7 +173,8 @@ struct SmallLanes {
     }
 
     // With a last block alone, given twice; q: its activations, and 32 of any.
-    float total(int a, const Blocks& last, const int8_t* q, float d) const {
+    inline __attribute__((always_inline)) float total(int a, const Blocks& last, const int8_t* q,
+                                                      float d) const {
         typename L::F x, y;
         L::two_products(last.weights, q, x, y);
         const float scale = last.first * d;
