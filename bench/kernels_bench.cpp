@@ -118,8 +118,9 @@ void print_set(const Line& line, const Peer& faster, const char* name) {
 void print_table() {
     if (!g_lines.empty()) {
         std::printf("\nus per expert and row; x: times the kernels' speed is of ggml's faster\n");
-        std::printf("%-7s %4s %9s %9s %9s %9s %5s %9s %5s %9s %5s %8s\n", "type", "rows", "read",
-                    "plain", "repacked", "avx512", "x", "avx2", "x", "reference", "x", "bound x");
+        std::printf("%-7s %4s %9s %9s %9s %9s %5s %9s %5s %9s %5s %9s %5s %8s\n", "type", "rows",
+                    "read", "plain", "repacked", "avx512", "x", "avxvnni", "x", "avx2", "x",
+                    "reference", "x", "bound x");
     }
     for (const Line& line : g_lines) {
         const Peer& plain = *find(line.peers, "plain");
@@ -131,7 +132,8 @@ void print_table() {
                     median(read.us) / line.rows, median(plain.us) / line.rows);
         if (repacked == nullptr) std::printf("%9s", "-");
         if (repacked != nullptr) std::printf("%9.1f", median(repacked->us) / line.rows);
-        for (const char* set : {"avx512", "avx2", "reference"}) print_set(line, faster, set);
+        for (const char* set : {"avx512", "avxvnni", "avx2", "reference"})
+            print_set(line, faster, set);
         std::printf(" %8.2f\n", ratio(faster, read));
     }
     for (const std::string& line : g_more) std::printf("%s\n", line.c_str());

@@ -39,6 +39,7 @@ struct BenchFlags {
     uint32_t prompt_tokens = 512;
     std::string rpc_server;
     bool skip_swarm = false;
+    bool beside_graph = false;
     bool pin = false;
     double efficiency_min = 0;
     bool json = false;
@@ -47,7 +48,7 @@ struct BenchFlags {
 // What the swarm counted while it decoded, one entry per measured round.
 struct SwarmCounts {
     std::vector<double> overhead_us_p50, overhead_us_p99;
-    std::vector<double> wire_bytes_per_token, bytes_out_per_layer;
+    std::vector<double> wire_bytes_per_token, bytes_out_per_layer, experts_ms_per_token;
     backbone::Report last;
 
     void add(const backbone::Report& report, uint64_t steps) {
@@ -59,6 +60,7 @@ struct SwarmCounts {
         bytes_out_per_layer.push_back(report.layers == 0 ? 0
                                                          : static_cast<double>(bytes_out) /
                                                                static_cast<double>(report.layers));
+        experts_ms_per_token.push_back(report.backend_ms / static_cast<double>(steps));
         last = report;
     }
 };
@@ -67,8 +69,8 @@ struct SwarmCounts {
 struct Bench {
     std::optional<RpcServer> rpc_server;
     std::unique_ptr<Swarm> swarm;
-    std::optional<generate::Session> mono, rpc, swarm_session;
-    SwarmCounts counts;
+    std::optional<generate::Session> mono, rpc, swarm_session, graph_session;
+    SwarmCounts counts, graph_counts;
 };
 
 Status open_into(std::optional<generate::Session>& slot, const generate::SessionOptions& options,
@@ -128,21 +130,30 @@ Status open_all(Bench& bench, BenchFlags& flags) {
     bench.swarm = std::move(*swarm);
     if (const Status done = open_into(bench.swarm_session, flags.session, context); !done)
         return done;
+    if (flags.beside_graph) {
+        bench.swarm->set_compute_with(engine::ComputeWith::kGraph);
+        if (const Status done = open_into(bench.graph_session, flags.session, context); !done)
+            return done;
+    }
     return bench.swarm->wait_ready();
 }
 
 Result<std::vector<Series>> measure(Bench& bench, const BenchFlags& flags) {
     std::vector<Contender> contenders;
     contenders.push_back({"mono", &*bench.mono, {}, {}});
-    if (bench.swarm_session) {
-        Contender swarm{"swarm", &*bench.swarm_session, {}, {}};
+    const auto add = [&](const char* name, std::optional<generate::Session>& session,
+                         SwarmCounts& counts) {
+        if (!session) return;
+        Contender swarm{name, &*session, {}, {}};
         // Only the decoding is counted: one row per layer.
         swarm.on_prompt_done = [&bench] { bench.swarm->reset_counters(); };
-        swarm.on_measured = [&bench](const generate::Generation& generation) {
-            bench.counts.add(bench.swarm->report(), generation.step_times.size());
+        swarm.on_measured = [&bench, &counts](const generate::Generation& generation) {
+            counts.add(bench.swarm->report(), generation.step_times.size());
         };
         contenders.push_back(std::move(swarm));
-    }
+    };
+    add("swarm", bench.swarm_session, bench.counts);
+    add("graph", bench.graph_session, bench.graph_counts);
     if (bench.rpc) contenders.push_back({"rpc", &*bench.rpc, {}, {}});
     const Work work = make_work(bench.mono->vocabulary(), flags.prompt_tokens, flags.steps);
     return compare(contenders, work, flags.rounds);
@@ -169,7 +180,7 @@ Json to_json(const std::vector<Series>& all, const Bench& bench, const BenchFlag
         const std::string prefix = series.name == "swarm" ? "" : series.name + "_";
         out[prefix + "efficiency"] = median_ratio(series.gen_tok_s, mono.gen_tok_s);
         out[prefix + "prefill_efficiency"] = median_ratio(series.prompt_tok_s, mono.prompt_tok_s);
-        if (series.name == "swarm") bit_exact = series.bit_exact;
+        if (series.name != "rpc") bit_exact = bit_exact && series.bit_exact;
         if (series.name != "swarm") out[prefix + "bit_exact"] = series.bit_exact;
     }
     bit_exact = bit_exact && mono.bit_exact;
@@ -178,10 +189,16 @@ Json to_json(const std::vector<Series>& all, const Bench& bench, const BenchFlag
     if (bench.swarm != nullptr) {
         out["overhead_us_p50"] = median(bench.counts.overhead_us_p50);
         out["overhead_us_p99"] = median(bench.counts.overhead_us_p99);
+        out["experts_ms_per_token"] = median(bench.counts.experts_ms_per_token);
         out["wire_bytes_per_token"] = median(bench.counts.wire_bytes_per_token);
         out["bytes_out_per_layer"] = median(bench.counts.bytes_out_per_layer);
         out["pairs_remote"] = bench.counts.last.pairs_remote;
         out["pairs_local"] = bench.counts.last.pairs_local;
+    }
+    if (bench.graph_session) {
+        const auto& graph_ms = bench.graph_counts.experts_ms_per_token;
+        out["graph_experts_ms_per_token"] = median(graph_ms);
+        out["experts_speedup"] = median_ratio(graph_ms, bench.counts.experts_ms_per_token);
     }
     out["rounds"] = Json::array();
     for (uint32_t i = 0; i < flags.rounds; ++i) {
@@ -222,12 +239,24 @@ std::string to_table(const std::vector<Series>& all, const Bench& bench) {
                        "added per layer: {:.0f} us p50, {:.0f} us p99; on the wire: {} per token\n",
                        median(bench.counts.overhead_us_p50), median(bench.counts.overhead_us_p99),
                        format_bytes(median(bench.counts.wire_bytes_per_token)));
+        fmt::format_to(line, "experts: {:.2f} ms per token",
+                       median(bench.counts.experts_ms_per_token));
+        if (bench.graph_session) {
+            const auto& graph_ms = bench.graph_counts.experts_ms_per_token;
+            fmt::format_to(line, "; as ggml's graph {:.2f} ms: x {:.2f}", median(graph_ms),
+                           median_ratio(graph_ms, bench.counts.experts_ms_per_token));
+        }
+        fmt::format_to(line, "\n");
     }
     return out;
 }
 
 // True when the bits are the same and the swarm is as fast as asked.
 Result<bool> bench_once(BenchFlags& flags) {
+    if (flags.beside_graph && (flags.swarm.workers != 0 || flags.skip_swarm))
+        return fail(Errc::kUsage,
+                    "--beside-graph compares what the backbone computes by itself: "
+                    "use it with --workers 0");
     Bench bench;
     if (const Status ready = open_all(bench, flags); !ready) return tl::unexpected(ready.error());
     const auto all = measure(bench, flags);
@@ -272,6 +301,9 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
         ->check(threads)
         ->capture_default_str();
     add_kernels_flag(command, flags.swarm.compute_with);
+    command.add_flag(
+        "--beside-graph", flags.beside_graph,
+        "with no workers: also measure the experts as ggml's graph, in the same rounds");
     command.add_option("--pairs", flags.rounds, "measured runs of each")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();

@@ -77,6 +77,7 @@ public:
 
     backbone::Report report() const override { return backbone_->report(); }
     void reset_counters() override { backbone_->reset_report(); }
+    void set_compute_with(engine::ComputeWith with) override { backbone_->set_compute_with(with); }
 
     void stop() override { workers_.stop(); }
 

@@ -54,6 +54,8 @@ public:
         const = 0;  // of the hub, as a worker would dial it: ws://HOST:PORT
     virtual backbone::Report report() const = 0;  // since start() or reset_counters()
     virtual void reset_counters() = 0;
+    // With what the backbone computes in contexts made from now on.
+    virtual void set_compute_with(engine::ComputeWith with) = 0;
     virtual void stop() = 0;  // idempotent; the destructor calls it
 };
 

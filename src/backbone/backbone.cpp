@@ -1,5 +1,6 @@
 #include "backbone/backbone.hpp"
 
+#include <atomic>
 #include <map>
 #include <utility>
 
@@ -82,7 +83,7 @@ public:
     }
 
     std::unique_ptr<Lane> open_lane() override {
-        auto engine = make_engine(options_.local_threads, options_.compute_with);
+        auto engine = make_engine(options_.local_threads, compute_with_.load());
         if (!engine) {
             log(LogLevel::kError, "backbone", engine.error().detail);
             return nullptr;
@@ -98,6 +99,8 @@ public:
             "too many open files (ulimit -n): experts of this context are computed here");
         return nullptr;
     }
+
+    void set_compute_with(engine::ComputeWith with) override { compute_with_ = with; }
 
     double coverage() const override {
         const uint64_t active = board_.experts_active();
@@ -131,6 +134,7 @@ private:
     // Constant after start().
     const Options options_;
     std::unique_ptr<Replica> replica_;
+    std::atomic<engine::ComputeWith> compute_with_{options_.compute_with};  // of new lanes
     RosterBoard board_;
     Stats stats_;
     std::unique_ptr<Verifier> verifier_;

@@ -64,6 +64,8 @@ public:
     virtual Result<bool> compute(const LayerBatch& batch) = 0;
     // Accounts for a layer that the caller computed itself.
     virtual void note_local(uint64_t pairs) = 0;
+    // The time that a layer took, whoever computed it.
+    virtual void note_time(std::chrono::nanoseconds in_backend) = 0;
     virtual void set_threads(uint32_t threads) = 0;
 };
 
@@ -77,6 +79,8 @@ public:
     // The program of a bank, as seen in the graph; sent to every holder. The first one wins.
     virtual void learn(LayerKey layer, const moe::Program& program) = 0;
     virtual std::unique_ptr<Lane> open_lane() = 0;
+    // With what lanes compute that are opened from now on.
+    virtual void set_compute_with(engine::ComputeWith with) = 0;
 
     // Share of the experts of learned layers that a checked worker holds, 0..1; 1 while nothing is
     // learned.

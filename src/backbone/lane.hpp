@@ -33,6 +33,7 @@ public:
     bool works() const { return mailbox_.works(); }  // no: out of descriptors
     Result<bool> compute(const LayerBatch& batch) override;
     void note_local(uint64_t pairs) override { stats_.add_local(pairs); }
+    void note_time(std::chrono::nanoseconds in_backend) override { stats_.add_time(in_backend); }
     void set_threads(uint32_t threads) override;
 
 private:

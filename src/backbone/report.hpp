@@ -33,6 +33,7 @@ struct Report {
     double overhead_us_p50 = 0;
     double overhead_us_p99 = 0;
     double stall_ms_max = 0;  // longest single layer
+    double backend_ms = 0;    // of all layers in the backend, whoever computed
     bool exact = true;        // no approximate answer was used
     std::vector<WorkerReport> workers;
 };

@@ -39,6 +39,11 @@ void Stats::add_local(uint64_t pairs) {
     local_ += pairs;
 }
 
+void Stats::add_time(std::chrono::nanoseconds in_backend) {
+    const std::lock_guard lock(mu_);
+    in_backend_ += in_backend;
+}
+
 void Stats::fill(Report& report) const {
     const std::lock_guard lock(mu_);
     report.layers = layers_;
@@ -46,6 +51,7 @@ void Stats::fill(Report& report) const {
     report.pairs_local = local_;
     report.retries = retried_;
     report.stall_ms_max = stall_ms_;
+    report.backend_ms = static_cast<double>(in_backend_.count()) / 1e6;
     report.exact = exact_;
     std::vector<float> samples = overhead_us_;
     report.overhead_us_p50 = quantile(samples, 0.5);
@@ -56,6 +62,7 @@ void Stats::reset() {
     const std::lock_guard lock(mu_);
     layers_ = remote_ = local_ = retried_ = 0;
     stall_ms_ = 0;
+    in_backend_ = std::chrono::nanoseconds(0);
     exact_ = true;
     overhead_us_.clear();
     next_ = 0;

@@ -20,6 +20,7 @@ public:
     void add_layer(uint64_t remote, uint64_t local, uint64_t retried,
                    std::chrono::nanoseconds total, std::chrono::nanoseconds compute, bool exact);
     void add_local(uint64_t pairs);
+    void add_time(std::chrono::nanoseconds in_backend);
     void fill(Report& report) const;
     void reset();
 
@@ -28,6 +29,7 @@ private:
     // Guarded by mu_.
     uint64_t layers_ = 0, remote_ = 0, local_ = 0, retried_ = 0;
     double stall_ms_ = 0;
+    std::chrono::nanoseconds in_backend_{0};
     bool exact_ = true;
     std::vector<float> overhead_us_;  // the newest, as a ring
     size_t next_ = 0;

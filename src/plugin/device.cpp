@@ -1,6 +1,7 @@
 #include "plugin/device.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -150,9 +151,7 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
     return true;
 }
 
-ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
-    BackendContext& context = context_of(backend);
-    if (!context.lane) return compute_locally(context, graph);
+ggml_status compute_split(BackendContext& context, ggml_cgraph* graph) {
     auto banks = capture(graph);
     if (!banks || banks->size() != 1) {
         // Several banks in one split: the first may be an input of the second, so the graph runs as
@@ -168,6 +167,15 @@ ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) noe
     }
     if (!*done) return compute_locally(context, graph);
     return GGML_STATUS_SUCCESS;
+}
+
+ggml_status kvasir_graph_compute(ggml_backend_t backend, ggml_cgraph* graph) noexcept {
+    BackendContext& context = context_of(backend);
+    if (!context.lane) return compute_locally(context, graph);
+    const auto start = std::chrono::steady_clock::now();
+    const ggml_status status = compute_split(context, graph);
+    context.lane->note_time(std::chrono::steady_clock::now() - start);
+    return status;
 }
 
 // Called for every split when a graph is planned, reservations included: programs are known before

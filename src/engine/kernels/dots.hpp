@@ -146,8 +146,8 @@ struct SmallLanes {
     // Two blocks of a weight row.
     struct Blocks {
         Blocks(const uint8_t* a, const uint8_t* b)
-            : weights(L::split_signs(T::blocks(a, b))), first(T::scale(a)), second(T::scale(b)) {}
-        typename L::Signed weights;
+            : weights(L::small(T::blocks(a, b))), first(T::scale(a)), second(T::scale(b)) {}
+        typename L::Small weights;
         float first, second;
     };
 

@@ -64,7 +64,11 @@ struct Available {
 };
 
 #if defined(__x86_64__)
-// Not every compiler's __builtin_cpu_supports() knows it.
+// Not every compiler's __builtin_cpu_supports() knows these two.
+bool has_avx_vnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & 1u << 4) != 0;
+}
 bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -80,6 +84,7 @@ Available find_available() {
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vnni");
     if (v3 && v4) found.add(kKernelsAvx512);
+    if (v3 && has_avx_vnni()) found.add(kKernelsAvxVnni);
     if (v3) found.add(kKernelsAvx2);
 #elif defined(__aarch64__)
     if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.add(kKernelsNeonDot);

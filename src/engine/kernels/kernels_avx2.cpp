@@ -1,4 +1,4 @@
-// Compiled with AVX2, FMA and F16C: see src/CMakeLists.txt.
+// Compiled with AVX2, FMA and F16C: see cmake/kernels.cmake.
 #include "engine/kernels/pairs_avx2.hpp"
 #include "engine/kernels/sets.hpp"
 

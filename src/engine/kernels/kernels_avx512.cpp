@@ -1,4 +1,4 @@
-// Compiled with AVX-512 F, BW, VL, DQ and VNNI: see src/CMakeLists.txt.
+// Compiled with AVX-512 F, BW, VL, DQ and VNNI: see cmake/kernels.cmake.
 #include "engine/kernels/pairs_avx512.hpp"
 #include "engine/kernels/sets.hpp"
 

@@ -173,7 +173,10 @@ struct Avx2 : Floats8, InOrder<Avx2> {
         return _mm256_add_epi32(s, _mm256_add_epi32(_mm256_madd_epi16(first, scale.first),
                                                     _mm256_madd_epi16(second, scale.second)));
     }
-    static void two_products(const Signed& w, const int8_t* q, F& first, F& second) {
+    // Weights of types of 32, made ready.
+    using Small = Signed;
+    static Small small(Bytes w) { return split_signs(w); }
+    static void two_products(const Small& w, const int8_t* q, F& first, F& second) {
         const __m256i ones = _mm256_set1_epi16(1);
         first = to_float(
             _mm256_madd_epi16(signed_product(w.magnitudes.first, w.weights.first, q), ones));

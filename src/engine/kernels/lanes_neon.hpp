@@ -210,7 +210,12 @@ struct Neon {
     static Signed split_signs(Bytes w) {
         return w;
     }
-    static void two_products(const Signed& w, const int8_t* q, F& first, F& second) {
+    // Weights of types of 32, made ready.
+    using Small = Signed;
+    static Small small(Bytes w) {
+        return split_signs(w);
+    }
+    static void two_products(const Small& w, const int8_t* q, F& first, F& second) {
         first = to_float({fours(w.v[0], q), fours(w.v[1], q + 16)});
         second = to_float({fours(w.v[2], q + 32), fours(w.v[3], q + 48)});
     }

@@ -245,7 +245,10 @@ struct Wasm : InOrder<Wasm> {
             wasm_i32x4_dot_i16x8(wasm_i16x8_extend_low_i8x16(w), wasm_i16x8_load8x8(q)),
             wasm_i32x4_dot_i16x8(wasm_i16x8_extend_high_i8x16(w), wasm_i16x8_load8x8(q + 8)));
     }
-    static void two_products(const Signed& w, const int8_t* q, F& first, F& second) {
+    // Weights of types of 32, made ready.
+    using Small = Signed;
+    static Small small(Bytes w) { return split_signs(w); }
+    static void two_products(const Small& w, const int8_t* q, F& first, F& second) {
         first = to_float({fours(w.v[0], q), fours(w.v[1], q + 16)});
         second = to_float({fours(w.v[2], q + 32), fours(w.v[3], q + 48)});
     }

@@ -2,14 +2,16 @@
 // by side. The lanes are the same as one row's (dots.hpp: Lanes), so the bits are.
 #pragma once
 
+#include <concepts>
+
 #include "engine/kernels/dots.hpp"
 #include "engine/kernels/lanes_avx2.hpp"
 
 namespace kvasir::engine::kernels {
 namespace {
 
-template <class T, int N>
-requires(N > 1 && T::kMinima == Minima::kFour) struct Lanes<Avx2, T, N> {
+template <class L, class T, int N>
+requires(std::derived_from<L, Avx2>&& N > 1 && T::kMinima == Minima::kFour) struct Lanes<L, T, N> {
     // What several rows have of each block, side by side; scales four times.
     struct Tile {
         static constexpr size_t kBlocks = kTileWidthMax / kSuper;

@@ -7,6 +7,7 @@
 namespace kvasir::engine::kernels {
 
 extern const Kernels kKernelsAvx512;
+extern const Kernels kKernelsAvxVnni;
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsNeonDot;
 extern const Kernels kKernelsNeon;
