@@ -74,7 +74,7 @@ struct Floats8 {
 
 struct Avx2 : Floats8, InOrder<Avx2> {
     static constexpr int kRowsAtOnce = 4;
-    static constexpr uint32_t kStreams = 4;
+    static constexpr uint32_t kStreams = 3;
     static constexpr bool kFlipped = false;
 
     struct Bytes {
