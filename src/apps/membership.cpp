@@ -39,7 +39,8 @@ public:
     worker::MarketClient& market() { return market_; }
 
     Status enroll(const std::optional<crypto::Invite>& invite) {
-        auto grant = invite ? market_.enroll(*invite, *key_, name_) : market_.renew(*key_);
+        auto grant =
+            invite ? market_.enroll(*invite, *key_, name_, "backbone") : market_.renew(*key_);
         if (!grant) return tl::unexpected(grant.error());
         keep(*grant);
         return {};

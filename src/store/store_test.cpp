@@ -161,6 +161,34 @@ TEST(MarketStore, AnInviteIsUsedOncePerNode) {
 }
 
 TEST(MarketStore, RevokedStaysRevoked) {
+TEST(MarketStore, AnInviteOfAnotherRoleIsRefusedAndNotUsed) {
+    Folder folder;
+    auto store = open_store(folder / "db");
+    ASSERT_TRUE(store->load(digest(9), 1000));
+    ASSERT_TRUE(store->add_invite({digest(1), 1, 5000, 2}));
+    ASSERT_TRUE(store->add_invite({digest(2), 2, 5000, 1}));
+    const auto asking = [&](int number, uint8_t invite, uint8_t role) {
+        Registration asked = registration(number, invite);
+        asked.role_wanted = role;
+        return store->register_node(asked);
+    };
+    const auto expect_refused = [](const Result<market::Registered>& refused) {
+        ASSERT_FALSE(refused);
+        EXPECT_EQ(refused.error().code, Errc::kDenied);
+        EXPECT_NE(refused.error().detail.find("backbone"), std::string::npos);
+        EXPECT_NE(refused.error().detail.find("worker"), std::string::npos);
+    };
+    expect_refused(asking(1, 1, 1));
+    EXPECT_TRUE(store->load(digest(9), 1000)->nodes.empty());
+    EXPECT_EQ(asking(1, 2, 1)->roles, 1);
+    // A node that has the role comes in with any invite, and uses none.
+    EXPECT_EQ(asking(1, 1, 1)->roles, 1);
+    // One that is there and lacks it is refused too, and the invite still makes a backbone.
+    expect_refused(asking(1, 2, 2));
+    EXPECT_EQ(asking(1, 1, 2)->roles, 3);
+    EXPECT_NE(asking(3, 1, 2).error().detail.find("used up"), std::string::npos);
+}
+
     Folder folder;
     const std::string path = folder / "db";
     uint64_t serial = 0;

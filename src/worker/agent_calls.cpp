@@ -70,7 +70,7 @@ Result<AgentEvent> Agent::try_call(const AgentAction& action) {
         case AgentStep::kLookUp:
             return look_up();
         case AgentStep::kEnroll:
-            return take(market_->enroll(invite_, *key_, options_.name));
+            return take(market_->enroll(invite_, *key_, options_.name, "worker"));
         case AgentStep::kRenew:
             return take(market_->renew(*key_));
         case AgentStep::kLease:

@@ -119,13 +119,15 @@ public:
     Result<std::vector<uint8_t>> outline(const MarketInfo& info,
                                          const crypto::PublicKey& market_key);
     Result<Grant> enroll(const crypto::Invite& invite, const crypto::KeyPair& key,
-                         const std::string& name);
+                         const std::string& name, const std::string& role);
     Result<Grant> renew(const crypto::KeyPair& key);
     Result<LeaseReply> lease(uint64_t budget_bytes, const std::vector<Segment>& have,
                              uint32_t threads);
     Result<LeaseNews> progress(const std::vector<LeaseProgress>& leases);
     Result<ProofTask> ask_proof(const std::vector<uint64_t>& leases);
     // kMismatch: some bytes were wrong.
+    // `role`: what the node wants to be ("worker", "backbone"); an invite that does not make it one
+    // is refused (kDenied) and stays unused.
     Result<LeaseNews> prove(const ProofTask& task, const std::vector<Sha256>& answers);
     Result<BeatReply> heartbeat(const std::vector<uint64_t>& serving);
     Status release(const std::vector<uint64_t>& leases);  // empty: all
