@@ -90,7 +90,8 @@ TEST_F(Mistakes, Slices) {
     const std::string model = demo_model();
     const std::vector<Mistake> mistakes = {
         {{"slice", model, "--experts", "0:0-99", "-o", out, "--json"}, 2, {"0:0-99"}},
-        {{"slice", model, "--experts", "9:0", "-o", out, "--json"}, 2, {"9"}},
+        {{"slice", model, "--experts", "9:0", "-o", out, "--json"}, 2, {"'9:0'", "0 to 7"}},
+        {{"slice", model, "--experts", "0-9:0", "-o", out}, 2, {"'0-9:0'", "no layer 9", "0 to 7"}},
         {{"slice", model, "--experts", "nonsense", "-o", out}, 2, {"nonsense"}},
         {{"slice", model, "--experts", "0:0"}, 2, {"--output"}},
         {{"slice", model, "--experts", "0:0", "-o", path("slice.gguf")}, 2, {"--force"}},
