@@ -137,5 +137,19 @@ TEST_F(Mistakes, Addresses) {
     for (const Mistake& mistake : mistakes) expect(mistake);
 }
 
+TEST_F(Mistakes, Flags) {
+    const std::string model = demo_model();
+    const std::vector<Mistake> mistakes = {
+        {{"run", "--modle", model, "-p", "x"},
+         2,
+         {"no flag --modle", "mean --model?", "run --help"}},
+        {{"slice", model, "--expert=0:0", "-o", path("out.gguf")}, 2, {"mean --experts?"}},
+        {{"run", "-m", model, "-p", "x", "--frobnicate"}, 2, {"no flag --frobnicate"}},
+        {{"run", "-m", model, "-p", "x", "y"}, 2, {"does not take 'y'"}},
+        {{"run"}, 2, {"--model is required"}},
+    };
+    for (const Mistake& mistake : mistakes) expect(mistake);
+}
+
 }  // namespace
 }  // namespace kvasir::e2e
