@@ -214,7 +214,11 @@ void add_flags(CLI::App& command, RunFlags& flags) {
         ->needs(join);
     command.add_option("--state", flags.member.state_dir, "folder of this backbone's key")
         ->needs(join);
-    command.add_option("--ca", flags.member.ca_file, "certificates to believe (PEM)")->needs(join);
+    command
+        .add_option("--ca", flags.member.ca_file,
+                    "PEM file of certificates to trust where no invite pins one: the market, a "
+                    "relay elsewhere (default: the system's)")
+        ->needs(join);
     command.add_option("--wait-coverage", flags.coverage,
                        "share of the experts that outside workers must hold before it starts "
                        "(default 100%)");

@@ -334,10 +334,7 @@ Status Agent::serve(Serving& serving) {
     AttachTarget target;
     target.endpoint = *endpoint;
     if (endpoint->tls) {
-        // The pin is the market's; a relay elsewhere has a certificate of its own.
-        net::ClientTrust trust = trust_;
-        if (!is_same_place(*endpoint, address_)) trust.pin.reset();
-        auto tls = net::TlsClient::make(trust);
+        auto tls = net::TlsClient::make(relay_trust(trust_, *endpoint, address_));
         if (!tls) return tl::unexpected(tls.error());
         target.tls = *tls;
     }
