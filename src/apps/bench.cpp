@@ -16,7 +16,6 @@
 #include "apps/comparison.hpp"
 #include "apps/console.hpp"
 #include "apps/first_part.hpp"
-#include "apps/flag_values.hpp"
 #include "apps/kernels_flag.hpp"
 #include "apps/machine.hpp"
 #include "apps/rpc_server.hpp"
@@ -24,6 +23,7 @@
 #include "apps/swarm.hpp"
 #include "base/log.hpp"
 #include "generate/backends.hpp"
+#include "base/units.hpp"
 #include "generate/session.hpp"
 
 namespace kvasir::apps {

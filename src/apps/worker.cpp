@@ -19,11 +19,11 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
-#include "apps/flag_values.hpp"
 #include "apps/kernels_flag.hpp"
 #include "apps/transfer_line.hpp"
 #include "base/log.hpp"
 #include "engine/runtime.hpp"
+#include "base/units.hpp"
 #include "worker/agent.hpp"
 #include "worker/code_pages.hpp"
 #include "worker/worker.hpp"

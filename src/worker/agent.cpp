@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "worker/agent_serving.hpp"
 #include "worker/code_pages.hpp"
 
@@ -350,7 +351,7 @@ Status Agent::serve(Serving& serving) {
     auto worker = Worker::make(**holding, options);
     if (!worker) return tl::unexpected(worker.error());
     say("serving " + std::to_string((*holding)->experts()) + " experts (" +
-        std::to_string((*holding)->bytes() / 1000000) + " MB) of " + serving.info.model_name);
+        format_bytes(static_cast<double>((*holding)->bytes())) + ") of " + serving.info.model_name);
     (void)give_back_code_pages();
     {
         const std::lock_guard lock(mu_);
