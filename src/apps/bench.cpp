@@ -21,9 +21,10 @@
 #include "apps/rpc_server.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
+#include "apps/threads_flag.hpp"
 #include "base/log.hpp"
-#include "generate/backends.hpp"
 #include "base/units.hpp"
+#include "generate/backends.hpp"
 #include "generate/session.hpp"
 
 namespace kvasir::apps {
@@ -254,7 +255,6 @@ Result<bool> bench_once(BenchFlags& flags) {
 }
 
 void add_flags(CLI::App& command, BenchFlags& flags) {
-    const auto threads = CLI::Range(1, 512);
     command.add_option("-m,--model", flags.session.model_path, "the model (GGUF)")->required();
     auto* workers = command
                         .add_option("--workers", flags.swarm.workers,
@@ -262,15 +262,10 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
                                     "through the backend")
                         ->check(CLI::Range(0, 1024))
                         ->capture_default_str();
-    command
-        .add_option("--threads", flags.session.threads, "threads of llama.cpp and of the backbone")
-        ->check(threads)
-        ->capture_default_str();
-    command
-        .add_option("--worker-threads", flags.swarm.worker_threads,
-                    "threads of each worker and of the RPC server")
-        ->check(threads)
-        ->capture_default_str();
+    check_threads(command.add_option("--threads", flags.session.threads,
+                                     "threads of llama.cpp and of the backbone"));
+    check_threads(command.add_option("--worker-threads", flags.swarm.worker_threads,
+                                     "threads of each worker and of the RPC server"));
     add_kernels_flag(command, flags.swarm.compute_with);
     command.add_option("--pairs", flags.rounds, "measured runs of each")
         ->check(CLI::Range(1, 1000))

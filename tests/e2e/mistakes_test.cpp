@@ -151,5 +151,27 @@ TEST_F(Mistakes, Flags) {
     for (const Mistake& mistake : mistakes) expect(mistake);
 }
 
+// More threads than a machine can use would only make it crawl.
+TEST_F(Mistakes, Threads) {
+    const std::string model = demo_model();
+    const std::string slice = path("slice.gguf");
+    for (const char* count : {"0", "-1", "10000000"}) {
+        const std::string what = std::string(count) + " threads";
+        const std::vector<Mistake> mistakes = {
+            {{"run", "-m", model, "-p", "x", "--threads", count}, 2, {"--threads", what}},
+            {{"run", "-m", model, "-p", "x", "--workers", "1", "--worker-threads", count},
+             2,
+             {"--worker-threads", what}},
+            {{"bench", "-m", model, "--threads", count}, 2, {"--threads", what}},
+            {{"bench", "-m", model, "--worker-threads", count}, 2, {"--worker-threads", what}},
+            {{"up", "-m", model, "--plain", "--threads", count}, 2, {"--threads", what}},
+            {{"worker", "--slice", slice, "--connect", "ws://127.0.0.1:9", "--threads", count},
+             2,
+             {"--threads", what}},
+        };
+        for (const Mistake& mistake : mistakes) expect(mistake);
+    }
+}
+
 }  // namespace
 }  // namespace kvasir::e2e
