@@ -194,8 +194,12 @@ void Agent::say_failure(AgentStep step, const Error& error) {
     if (error.code == Errc::kClosed) return;
     if (step == AgentStep::kRenew && error.code == Errc::kNotFound) return;  // a new node
     std::string line = std::string(to_string(step)) + ": " + error.detail;
-    if (error.code == Errc::kNoSpace) line = "disk full, trying again from time to time: " + line;
-    if (step != AgentStep::kRelease && (error.code == Errc::kIo || error.code == Errc::kTimeout))
+    // The other steps write nothing here: it is the market whose disk is full.
+    const bool is_our_disk = step == AgentStep::kFetch || step == AgentStep::kLookUp;
+    const bool is_full = error.code == Errc::kNoSpace;
+    if (is_full && is_our_disk) line = "disk full, trying again from time to time: " + line;
+    if (step != AgentStep::kRelease &&
+        (error.code == Errc::kIo || error.code == Errc::kTimeout || (is_full && !is_our_disk)))
         line += "; trying again from time to time";
     log(LogLevel::kDebug, "worker", line);
     if (line == said_) return;
