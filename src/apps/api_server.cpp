@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <functional>
@@ -23,6 +22,7 @@
 #include "apps/plugin_path.hpp"
 #include "base/log.hpp"
 #include "engine/runtime.hpp"
+#include "moe/file.hpp"
 
 namespace kvasir::apps {
 namespace {
@@ -58,18 +58,19 @@ Result<std::string> find_llama_server(const std::string& wanted) {
 // A reader finds the old token or the new one, never half of one.
 Status write_token(const std::string& path, const std::string& token) {
     const std::string fresh = path + ".new";
-    const int fd = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    const bool written =
-        fd >= 0 && ::write(fd, token.data(), token.size()) == static_cast<ssize_t>(token.size());
-    const int error = errno;
-    if (fd >= 0) ::close(fd);
-    if (!written || ::rename(fresh.c_str(), path.c_str()) != 0) {
-        return fail(Errc::kEnvironment, printable(path) +
-                                            ": the token for llama-server cannot be "
-                                            "written: " +
-                                            std::strerror(written ? errno : error));
+    const moe::Fd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (!file.is_open()) {
+        return tl::unexpected(
+            moe::system_error(moe::write_errc(errno), fresh, "making llama-server's token", errno));
     }
-    return {};
+    Status ok = moe::write_exactly(file.get(), fresh, 0,
+                                   {reinterpret_cast<const uint8_t*>(token.data()), token.size()});
+    if (ok && ::rename(fresh.c_str(), path.c_str()) != 0) {
+        ok = tl::unexpected(moe::system_error(moe::write_errc(errno), path,
+                                              "renaming llama-server's token", errno));
+    }
+    if (!ok) ::unlink(fresh.c_str());
+    return ok;
 }
 
 // Of HOST:PORT, as it may stand in an address; nothing is everywhere.

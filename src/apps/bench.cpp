@@ -16,13 +16,14 @@
 #include "apps/comparison.hpp"
 #include "apps/console.hpp"
 #include "apps/first_part.hpp"
-#include "apps/flag_values.hpp"
 #include "apps/kernels_flag.hpp"
 #include "apps/machine.hpp"
 #include "apps/rpc_server.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
+#include "apps/threads_flag.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "generate/backends.hpp"
 #include "generate/session.hpp"
 
@@ -283,7 +284,6 @@ Result<bool> bench_once(BenchFlags& flags) {
 }
 
 void add_flags(CLI::App& command, BenchFlags& flags) {
-    const auto threads = CLI::Range(1, 512);
     command.add_option("-m,--model", flags.session.model_path, "the model (GGUF)")->required();
     auto* workers = command
                         .add_option("--workers", flags.swarm.workers,
@@ -291,15 +291,10 @@ void add_flags(CLI::App& command, BenchFlags& flags) {
                                     "through the backend")
                         ->check(CLI::Range(0, 1024))
                         ->capture_default_str();
-    command
-        .add_option("--threads", flags.session.threads, "threads of llama.cpp and of the backbone")
-        ->check(threads)
-        ->capture_default_str();
-    command
-        .add_option("--worker-threads", flags.swarm.worker_threads,
-                    "threads of each worker and of the RPC server")
-        ->check(threads)
-        ->capture_default_str();
+    check_threads(command.add_option("--threads", flags.session.threads,
+                                     "threads of llama.cpp and of the backbone"));
+    check_threads(command.add_option("--worker-threads", flags.swarm.worker_threads,
+                                     "threads of each worker and of the RPC server"));
     add_kernels_flag(command, flags.swarm.compute_with);
     command.add_flag(
         "--beside-graph", flags.beside_graph,

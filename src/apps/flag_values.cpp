@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <array>
 #include <charconv>
 
 #include "base/log.hpp"
@@ -50,17 +49,6 @@ Result<double> parse_share(std::string_view text) {
                     fmt::format("'{}' is not a share from 0% to 100%", printable(text)));
     }
     return percent / 100;
-}
-
-std::string format_bytes(double bytes) {
-    static constexpr std::array<const char*, 5> kUnits = {"B", "KB", "MB", "GB", "TB"};
-    size_t unit = 0;
-    while (bytes >= 999.95 && unit + 1 < kUnits.size()) {
-        bytes /= 1000;
-        ++unit;
-    }
-    return unit == 0 ? fmt::format("{:.0f} B", bytes)
-                     : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
 }  // namespace kvasir::apps

@@ -35,16 +35,5 @@ TEST(FlagValues, SharesAreParsed) {
     }
 }
 
-TEST(FlagValues, BytesAreRoundedToAUnit) {
-    EXPECT_EQ(format_bytes(0), "0 B");
-    EXPECT_EQ(format_bytes(999), "999 B");
-    EXPECT_EQ(format_bytes(1000), "1.0 KB");
-    EXPECT_EQ(format_bytes(999949), "999.9 KB");
-    EXPECT_EQ(format_bytes(999951), "1.0 MB");
-    EXPECT_EQ(format_bytes(5.308e6), "5.3 MB");
-    EXPECT_EQ(format_bytes(7.71e10), "77.1 GB");
-    EXPECT_EQ(format_bytes(5e16), "50000.0 TB");
-}
-
 }  // namespace
 }  // namespace kvasir::apps

@@ -39,7 +39,8 @@ public:
     worker::MarketClient& market() { return market_; }
 
     Status enroll(const std::optional<crypto::Invite>& invite) {
-        auto grant = invite ? market_.enroll(*invite, *key_, name_) : market_.renew(*key_);
+        auto grant =
+            invite ? market_.enroll(*invite, *key_, name_, "backbone") : market_.renew(*key_);
         if (!grant) return tl::unexpected(grant.error());
         keep(*grant);
         return {};
@@ -115,11 +116,10 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     if (!key) return tl::unexpected(key.error());
     net::ClientTrust trust;
     trust.ca_file = options.ca_file;
-    if (invite && options.ca_file.empty()) trust.pin = invite->tls_pin;
+    if (invite) trust.pin = invite->tls_pin;
+    trust.pin_url = address->base;
     auto http = net::HttpClient::make(trust);
     if (!http) return tl::unexpected(http.error());
-    auto tls = net::TlsClient::make(trust);
-    if (!tls) return tl::unexpected(tls.error());
 
     auto member = std::make_shared<Member>(std::make_shared<crypto::KeyPair>(std::move(*key)),
                                            std::move(*http), *address,
@@ -138,8 +138,10 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
                     "the market lets this node be no backbone: the invite code is a worker's; ask "
                     "for a backbone's (kvasir market --print-invite backbone)");
     }
-    auto endpoint = net::parse_url(info->relay_url.empty() ? options.url : info->relay_url);
+    auto endpoint = worker::relay_endpoint(*info, *address);
     if (!endpoint) return tl::unexpected(endpoint.error());
+    auto tls = net::TlsClient::make(worker::relay_trust(trust, *endpoint, *address));
+    if (!tls) return tl::unexpected(tls.error());
     backbone::UplinkOptions uplink;
     uplink.endpoint = *endpoint;
     uplink.tls = *tls;

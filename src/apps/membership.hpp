@@ -22,7 +22,7 @@ struct MembershipOptions {
     std::string url;        // https://HOST:PORT of the market
     std::string invite;     // code; may be empty when this key has enrolled before
     std::string state_dir;  // where the key is; empty: the user's
-    std::string ca_file;    // PEM; empty: the invite's pin, else the system's roots
+    std::string ca_file;    // PEM, for what no invite pins; empty: the system's roots
     std::string name;
 };
 

@@ -10,6 +10,7 @@
 
 #include "apps/bus_error.hpp"
 #include "apps/console.hpp"
+#include "apps/unknown_flag.hpp"
 #include "base/log.hpp"
 
 namespace kvasir::apps {
@@ -43,8 +44,14 @@ int parse_and_run(int argc, char** argv, std::span<const AddCommand> commands) {
         return app.exit(success);
     } catch (const CLI::ParseError& error) {
         const auto chosen = app.get_subcommands();
+        const auto unknown = describe_unknown(app);
+        // Of several mistakes the misspelt flag goes first: what it was meant to give is missing.
+        const bool is_unknown = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+                                dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
         if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
             fmt::print(stderr, "kvasir: '{}' is not a subcommand\n", printable(argv[1]));
+        } else if (unknown && is_unknown) {
+            fmt::print(stderr, "kvasir: {}\n", *unknown);
         } else {
             fmt::print(stderr, "kvasir: {}\n", error.what());
         }

@@ -18,6 +18,7 @@
 #include "apps/membership.hpp"
 #include "apps/run_report.hpp"
 #include "apps/swarm.hpp"
+#include "apps/threads_flag.hpp"
 #include "base/log.hpp"
 #include "generate/backends.hpp"
 #include "generate/session.hpp"
@@ -179,9 +180,8 @@ void add_flags(CLI::App& command, RunFlags& flags) {
         ->capture_default_str();
     command.add_option("--seed", flags.request.seed, "seed of the sampler")->capture_default_str();
     command.add_flag("--ignore-eos", flags.ignore_end, "go on after an end-of-text token");
-    command.add_option("--threads", flags.session.threads, "threads of the backbone")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    check_threads(
+        command.add_option("--threads", flags.session.threads, "threads of the backbone"));
     command
         .add_option("--ctx", flags.session.context_tokens,
                     "context size; 0: as large as prompt and -n need")
@@ -201,9 +201,8 @@ void add_flags(CLI::App& command, RunFlags& flags) {
                                     "all experts through the backend")
                         ->check(CLI::Range(0, 1024))
                         ->capture_default_str();
-    command.add_option("--worker-threads", flags.swarm.worker_threads, "threads of each worker")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    check_threads(command.add_option("--worker-threads", flags.swarm.worker_threads,
+                                     "threads of each worker"));
     add_kernels_flag(command, flags.swarm.compute_with);
     auto* listen = command.add_option("--listen", flags.listen,
                                       "HOST:PORT where outside workers may join; wait for them");
@@ -214,7 +213,11 @@ void add_flags(CLI::App& command, RunFlags& flags) {
         ->needs(join);
     command.add_option("--state", flags.member.state_dir, "folder of this backbone's key")
         ->needs(join);
-    command.add_option("--ca", flags.member.ca_file, "certificates to believe (PEM)")->needs(join);
+    command
+        .add_option("--ca", flags.member.ca_file,
+                    "PEM file of certificates to trust where no invite pins one: the market, a "
+                    "relay elsewhere (default: the system's)")
+        ->needs(join);
     command.add_option("--wait-coverage", flags.coverage,
                        "share of the experts that outside workers must hold before it starts "
                        "(default 100%)");

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "apps/flag_values.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 
 namespace kvasir::apps {
 namespace {

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "apps/console.hpp"
-#include "apps/flag_values.hpp"
+#include "base/units.hpp"
 
 namespace kvasir::apps {
 namespace {

@@ -20,6 +20,7 @@
 #include "apps/membership.hpp"
 #include "apps/servers.hpp"
 #include "apps/swarm.hpp"
+#include "apps/threads_flag.hpp"
 #include "generate/backends.hpp"
 
 namespace kvasir::apps {
@@ -158,9 +159,8 @@ void add_up(CLI::App& app, int& exit_code) {
         ->check(CLI::Range(0.0, 100.0));
     command->add_option("--seed", flags->request.seed, "seed of the sampler");
     command->add_option("--ctx", flags->session.context_tokens, "context size");
-    command->add_option("--threads", flags->session.threads, "threads of the backbone")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    check_threads(
+        command->add_option("--threads", flags->session.threads, "threads of the backbone"));
     command->add_option("--min-coverage", flags->coverage,
                         "share of the experts that workers must hold before the first answer "
                         "(default: 100% with -p, else 0%)");

@@ -19,10 +19,11 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
-#include "apps/flag_values.hpp"
 #include "apps/kernels_flag.hpp"
+#include "apps/threads_flag.hpp"
 #include "apps/transfer_line.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "engine/runtime.hpp"
 #include "worker/agent.hpp"
 #include "worker/code_pages.hpp"
@@ -168,9 +169,7 @@ void add_worker(CLI::App& app, int& exit_code) {
     auto* connect = command->add_option("--connect", flags->worker.connect,
                                         "the backbone's hub, ws://HOST:PORT");
     add_join(*command, *flags, {slice, model, connect});
-    command->add_option("--threads", flags->worker.threads, "compute threads")
-        ->check(CLI::Range(1, 512))
-        ->capture_default_str();
+    check_threads(command->add_option("--threads", flags->worker.threads, "compute threads"));
     add_kernels_flag(*command, flags->worker.compute_with);
     command->add_option("--device", flags->worker.device, "ggml device (default: CPU)");
     command->add_option("--name", flags->worker.name,

@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "base/log_budget.hpp"
 #include "base/result.hpp"
+#include "base/units.hpp"
 
 namespace kvasir {
 namespace {
@@ -68,6 +69,17 @@ TEST(LogBudget, SoManyLinesASecondAndTheRestIsCounted) {
 TEST(Ids, LayerKeyText) {
     EXPECT_EQ(to_string(LayerKey{12, 0}), "12");
     EXPECT_EQ(to_string(LayerKey{12, 1}), "12c");
+}
+
+TEST(Units, BytesAreRoundedToAUnit) {
+    EXPECT_EQ(format_bytes(0), "0 B");
+    EXPECT_EQ(format_bytes(999), "999 B");
+    EXPECT_EQ(format_bytes(1000), "1.0 KB");
+    EXPECT_EQ(format_bytes(999949), "999.9 KB");
+    EXPECT_EQ(format_bytes(999951), "1.0 MB");
+    EXPECT_EQ(format_bytes(5.308e6), "5.3 MB");
+    EXPECT_EQ(format_bytes(7.71e10), "77.1 GB");
+    EXPECT_EQ(format_bytes(5e16), "50000.0 TB");
 }
 
 }  // namespace

@@ -83,6 +83,26 @@ TEST_F(MarketTest, RefusesWhatIsNoWholeModel) {
 
 // ---- nodes ----
 
+TEST_F(MarketTest, AnInviteOfAnotherRoleStaysGood) {
+    open();
+    const auto invite = market_->make_invite(1, 1h, crypto::kRoleBackbone);
+    ASSERT_TRUE(invite);
+    Node worker(handler_), backbone(handler_), other(handler_);
+    const auto enroll = [&](Node& node, const Json& role) {
+        Json body = node.enroll_body(*invite, "node");
+        body["role"] = role;
+        return node.post("/api/v1/nodes", body);
+    };
+    const Reply refused = enroll(worker, "worker");
+    EXPECT_EQ(refused.status, 403);
+    EXPECT_EQ(refused.code(), "denied");
+    EXPECT_NE(refused.message().find("role worker"), std::string::npos) << refused.message();
+    EXPECT_EQ(enroll(worker, "king").status, 400);
+    EXPECT_EQ(enroll(worker, 1).status, 400);
+    EXPECT_EQ(enroll(backbone, "backbone").status, 200);
+    EXPECT_NE(enroll(other, "backbone").message().find("used up"), std::string::npos);
+}
+
 TEST_F(MarketTest, ANodeRegistersOnceHoweverOften) {
     open();
     const auto invite = market_->make_invite(1, 1h);

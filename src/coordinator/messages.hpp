@@ -37,6 +37,7 @@ struct EnrollBody {
     crypto::Invite invite;
     crypto::PublicKey key;
     std::string name;
+    uint8_t role_wanted = 0;  // 0: not said
     std::vector<uint8_t> challenge;
     crypto::Signature signature = {};
 };

@@ -34,11 +34,12 @@ Result<bool> make(const std::string& path) {
     std::array<uint8_t, kSecretBytes> secret = {};
     crypto::fill_random(secret);
     const std::string line = encode_hex(secret) + "\n";
-    if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()) ||
-        ::fsync(file.get()) != 0) {
-        const auto error = failed(path, "write");
+    Status ok = moe::write_exactly(file.get(), path, 0,
+                                   {reinterpret_cast<const uint8_t*>(line.data()), line.size()});
+    if (ok && ::fsync(file.get()) != 0) ok = failed(path, "sync");
+    if (!ok) {
         ::unlink(path.c_str());
-        return error;
+        return tl::unexpected(ok.error());
     }
     return true;
 }

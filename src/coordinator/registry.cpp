@@ -55,13 +55,14 @@ Grant Registry::issue(const crypto::PublicKey& node, const market::NodeRow& row,
 }
 
 Result<Grant> Registry::enroll(const crypto::PublicKey& node, const std::string& name,
-                               std::span<const uint8_t> invite_secret) {
+                               std::span<const uint8_t> invite_secret, uint8_t role_wanted) {
     market::Registration asked;
     asked.node = crypto::to_hex(node);
     asked.name = printable(name, crypto::kNameBytesMax);
     asked.invite = crypto::sha256(invite_secret);
     asked.now = seconds_of(clocks_.wall());
     asked.token_expires = asked.now + token_life_.count();
+    asked.role_wanted = role_wanted;
     const auto made = storage_.register_node(asked);
     if (!made) return tl::unexpected(made.error());
     const std::lock_guard lock(mu_);

@@ -52,8 +52,9 @@ public:
     Status restore(const market::StoredState& state);
 
     // The caller has checked the node's signature. Errors: those of Storage::register_node().
+    // `role_wanted`: of crypto::RoleBits; 0: whatever the invite gives.
     Result<Grant> enroll(const crypto::PublicKey& node, const std::string& name,
-                         std::span<const uint8_t> invite_secret);
+                         std::span<const uint8_t> invite_secret, uint8_t role_wanted);
     // A new token. Errors: kNotFound, kRevoked.
     Result<Grant> renew(const crypto::PublicKey& node);
     // Errors: kDenied (no or another market's token, unknown node), kExpired, kRevoked, kMismatch.

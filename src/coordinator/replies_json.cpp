@@ -6,6 +6,7 @@
 #include "base/encoding.hpp"
 #include "base/log.hpp"
 #include "coordinator/messages.hpp"
+#include "market/roles.hpp"
 #include "wire/frame.hpp"
 
 namespace kvasir::coordinator {
@@ -76,14 +77,6 @@ Json to_json(const Grant& grant) {
             {"token", grant.token},
             {"expires_in_s", grant.expires_in.count()},
             {"renew_in_s", grant.renew_in.count()}};
-}
-
-Json role_names(uint8_t roles) {
-    Json out = Json::array();
-    if ((roles & crypto::kRoleWorker) != 0) out.push_back("worker");
-    if ((roles & crypto::kRoleBackbone) != 0) out.push_back("backbone");
-    if ((roles & crypto::kRoleObserver) != 0) out.push_back("observer");
-    return out;
 }
 
 }  // namespace
@@ -187,7 +180,7 @@ std::string encode_nodes(const std::vector<NodeReport>& nodes, TimePoint now) {
         const market::NodeRow& row = report.node.row;
         Json one = {{"node", crypto::to_hex(report.node.node)},
                     {"name", printable(row.name, kNameMax)},
-                    {"roles", role_names(row.roles)},
+                    {"roles", market::role_names(row.roles)},
                     {"registered", row.registered},
                     {"revoked", row.is_revoked},
                     {"threads", report.node.threads},
@@ -205,7 +198,7 @@ std::string encode_invite(const crypto::Invite& invite, const InviteBody& terms)
     return to_text({{"invite", crypto::to_string(invite)},
                     {"uses", terms.uses},
                     {"expires_in_s", terms.valid_for.count()},
-                    {"roles", role_names(terms.roles)}});
+                    {"roles", market::role_names(terms.roles)}});
 }
 
 std::string encode_revoked(const crypto::PublicKey& node, size_t tokens) {

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "coordinator/messages.hpp"
 #include "crypto/hash.hpp"
+#include "market/roles.hpp"
 
 namespace kvasir::coordinator {
 namespace {
@@ -136,6 +137,12 @@ std::string at(const char* name, size_t index) {
     return std::string(name) + "[" + std::to_string(index) + "].";
 }
 
+uint8_t read_role(Fields& fields) {
+    const auto role = market::parse_role(fields.text("role"));
+    if (!role) fields.refuse("role", "must be worker, backbone or observer");
+    return role.value_or(uint8_t{0});
+}
+
 }  // namespace
 
 Result<EnrollBody> decode_enroll(std::string_view body) {
@@ -146,6 +153,7 @@ Result<EnrollBody> decode_enroll(std::string_view body) {
         if (!invite) fields.refuse("invite", "is no invite code: " + invite.error().detail);
         out.key = fields.key("public_key");
         out.name = fields.has("name") ? fields.text("name") : "";
+        if (fields.has("role")) out.role_wanted = read_role(fields);
         out.challenge = fields.hex("challenge", 256);
         out.signature = fields.hex_array<64>("signature");
         return out;
@@ -235,17 +243,7 @@ Result<InviteBody> decode_invite(std::string_view body) {
         if (out.uses == 0) fields.refuse("uses", "must be at least 1");
         out.valid_for = std::chrono::seconds(
             fields.number_or("valid_for_s", static_cast<uint64_t>(kInviteLifeMax.count()), 86400));
-        if (!fields.has("role")) return out;
-        const std::string role = fields.text("role");
-        if (role == "worker") {
-            out.roles = crypto::kRoleWorker;
-        } else if (role == "backbone") {
-            out.roles = crypto::kRoleBackbone;
-        } else if (role == "observer") {
-            out.roles = crypto::kRoleObserver;
-        } else {
-            fields.refuse("role", "must be worker, backbone or observer");
-        }
+        if (fields.has("role")) out.roles = read_role(fields);
         return out;
     });
 }

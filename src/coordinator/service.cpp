@@ -202,7 +202,8 @@ Service::Answer Service::enroll(const net::HttpRequest& request, const crypto::P
     if (!crypto::verify(body->key, "register", statement, body->signature)) {
         return fail(Errc::kDenied, "field \"signature\" is not by that public key");
     }
-    const auto grant = parts_.registry.enroll(body->key, body->name, body->invite.secret);
+    const auto grant =
+        parts_.registry.enroll(body->key, body->name, body->invite.secret, body->role_wanted);
     if (!grant) return tl::unexpected(grant.error());
     return json_response(encode_grant(*grant));
 }

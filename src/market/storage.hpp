@@ -61,6 +61,7 @@ struct Registration {
     Sha256 invite = {};  // SHA-256 of the invite's secret
     int64_t now = 0;
     int64_t token_expires = 0;
+    uint8_t role_wanted = 0;  // crypto::RoleBits; 0: whatever the invite gives
 };
 struct Registered {
     uint64_t serial = 0;  // of a new token
@@ -83,8 +84,10 @@ public:
     virtual Result<StoredState> load(const Sha256& model_id, int64_t now) = 0;
     virtual Status add_invite(const InviteRow& invite) = 0;
     // A node that is there gets a new token, whatever its invite; a new one, or one to which the
-    // invite gives a further role, uses it once.
-    // Errors: kRevoked (the node), kDenied (no such invite, or it is over or used up: says which).
+    // invite gives a further role, uses it once. An invite that does not give the role wanted is
+    // never used: with it a node gets a token if it has the role already, else kDenied.
+    // Errors: kRevoked (the node), kDenied (no such invite, it is over or used up, or of another
+    // role: says which).
     virtual Result<Registered> register_node(const Registration& registration) = 0;
     // Errors: kNotFound (no such node), kRevoked.
     virtual Result<uint64_t> add_token(const std::string& node, int64_t now, int64_t expires) = 0;

@@ -63,6 +63,12 @@ Error system_error(Errc code, std::string_view path, std::string_view doing, int
     return Error{code, std::move(detail)};
 }
 
+Errc write_errc(int error_number) {
+    const bool needs_room =
+        error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+    return needs_room ? Errc::kNoSpace : Errc::kIo;
+}
+
 Result<Fd> open_for_reading(const std::string& path) {
     int fd = -1;
     do fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -112,7 +118,10 @@ Status write_exactly(int fd, std::string_view path, uint64_t offset, std::span<c
         if (put < 0 && errno == EINTR) continue;
         // A write of nothing without an error would loop for ever: no file system should do it.
         const int error_number = put == 0 ? EIO : errno;
-        if (put <= 0) return tl::unexpected(system_error(Errc::kIo, path, "writing", error_number));
+        if (put <= 0) {
+            return tl::unexpected(
+                system_error(write_errc(error_number), path, "writing", error_number));
+        }
         offset += static_cast<uint64_t>(put);
         data = data.subspan(static_cast<size_t>(put));
     }
@@ -151,6 +160,11 @@ Status read_exactly(int fd, std::string_view path, uint64_t offset, std::span<ui
     return read_exactly(fd, path, offset, out, kernel_calls());
 }
 
+Status write_exactly(int fd, std::string_view path, uint64_t offset,
+                     std::span<const uint8_t> data) {
+    return write_exactly(fd, path, offset, data, kernel_calls());
+}
+
 const CopyCalls& kernel_calls() {
     static constexpr CopyCalls kCalls = {
         [](int in, off_t* in_offset, int out, off_t* out_offset, size_t bytes) {
@@ -177,8 +191,10 @@ Status copy_bytes(const CopyEnd& from, const CopyEnd& to, uint64_t bytes, const 
                                        calls);
         }
         if (moved < 0) {
-            return tl::unexpected(
-                system_error(Errc::kIo, to.path, "copying from " + printable(from.path), errno));
+            const int error_number = errno;
+            return tl::unexpected(system_error(write_errc(error_number), to.path,
+                                               "copying from " + printable(from.path),
+                                               error_number));
         }
         bytes -= static_cast<uint64_t>(moved);
     }
@@ -279,12 +295,13 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
         if (fd.is_open()) return AtomicFile(std::move(fd), *target, std::move(temporary));
         if (error_number != 0 && error_number != EEXIST && error_number != EINTR) break;
     }
-    return tl::unexpected(system_error(Errc::kIo, path, "creating a temporary file beside it",
-                                       error_number == 0 ? EEXIST : error_number));
+    if (error_number == 0) error_number = EEXIST;
+    return tl::unexpected(system_error(write_errc(error_number), path,
+                                       "creating a temporary file beside it", error_number));
 }
 
 Status AtomicFile::write(uint64_t offset, std::span<const uint8_t> data) {
-    return write_exactly(fd_.get(), path_, offset, data, kernel_calls());
+    return write_exactly(fd_.get(), path_, offset, data);
 }
 
 void AtomicFile::begin_writeback(uint64_t offset, uint64_t bytes) const {
@@ -311,12 +328,13 @@ Status AtomicFile::rename(bool replace) {
         return fail(Errc::kUsage,
                     printable(path_) + ": exists; pass --force to replace it, or another name");
     }
-    return tl::unexpected(system_error(Errc::kIo, path_, "renaming the finished file", errno));
+    return tl::unexpected(
+        system_error(write_errc(errno), path_, "renaming the finished file", errno));
 }
 
 Status AtomicFile::resize(uint64_t bytes) {
     if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) == 0) return {};
-    return tl::unexpected(system_error(Errc::kIo, path_, "setting its size", errno));
+    return tl::unexpected(system_error(write_errc(errno), path_, "setting its size", errno));
 }
 
 Status AtomicFile::sync() {
@@ -324,7 +342,7 @@ Status AtomicFile::sync() {
     do failed = ::fsync(fd_.get());
     while (failed != 0 && errno == EINTR);
     if (failed == 0) return {};
-    return tl::unexpected(system_error(Errc::kIo, path_, "flushing it to the disk", errno));
+    return tl::unexpected(system_error(write_errc(errno), path_, "flushing it to the disk", errno));
 }
 
 Status AtomicFile::close(bool sync) {
@@ -334,7 +352,7 @@ Status AtomicFile::close(bool sync) {
     const int fd = fd_.release();
     // The descriptor is gone whatever close() says; EINTR is no news about the data.
     if (::close(fd) == 0 || errno == EINTR) return {};
-    return tl::unexpected(system_error(Errc::kIo, path_, "closing it", errno));
+    return tl::unexpected(system_error(write_errc(errno), path_, "closing it", errno));
 }
 
 Status AtomicFile::commit(bool replace) {

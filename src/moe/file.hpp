@@ -41,6 +41,9 @@ private:
 // A write that finds no room (disk, quota, file size limit) says so and what to free.
 Error system_error(Errc code, std::string_view path, std::string_view doing, int error_number);
 
+// Of a write that failed so: kNoSpace where room would mend it (disk, quota, file size), else kIo.
+Errc write_errc(int error_number);
+
 // Errors: kEnvironment.
 Result<Fd> open_for_reading(const std::string& path);
 // The same for a file whose size was `bytes` when it was first looked at. Errors: kEnvironment,
@@ -49,6 +52,9 @@ Result<Fd> open_unchanged(const std::string& path, uint64_t bytes);
 
 // Fills `out` from `offset`. Errors: kIo; kBadInput when the file ends before that.
 Status read_exactly(int fd, std::string_view path, uint64_t offset, std::span<uint8_t> out);
+
+// Writes all of `data` from `offset`. Errors: kNoSpace, kIo.
+Status write_exactly(int fd, std::string_view path, uint64_t offset, std::span<const uint8_t> data);
 
 // The system calls of a copy, replaceable so that tests can make them short, fail or go missing.
 struct CopyCalls {
@@ -64,7 +70,7 @@ struct CopyEnd {
     uint64_t offset = 0;
 };
 // Copies `bytes` bytes with copy_file_range; where the kernel or the file systems cannot, with
-// pread/pwrite. Errors: kIo, kBadInput (the source ends early).
+// pread/pwrite. Errors: kNoSpace, kIo, kBadInput (the source ends early).
 Status copy_bytes(const CopyEnd& from, const CopyEnd& to, uint64_t bytes,
                   const CopyCalls& calls = kernel_calls());
 
@@ -74,7 +80,7 @@ Status copy_bytes(const CopyEnd& from, const CopyEnd& to, uint64_t bytes,
 class AtomicFile {
 public:
     // `path` may be a symlink to a regular file: that file is the one replaced. Errors: kUsage (the
-    // name is taken by something that is not a regular file), kIo.
+    // name is taken by something that is not a regular file), kNoSpace, kIo; so of all below.
     static Result<AtomicFile> create(const std::string& path);
     AtomicFile(AtomicFile&& other) noexcept;
     AtomicFile& operator=(AtomicFile&&) = delete;

@@ -126,13 +126,17 @@ TEST_F(CopyTest, WhatTheKernelCannotCopyGoesThroughMemoryFromWhereItStopped) {
 TEST_F(CopyTest, ErrorsNameTheFileAndWhatToDo) {
     const struct {
         int copy_error, read_error, write_error;
+        Errc code;
         const char* file;
         const char* words;
     } cases[] = {
-        {ENOSPC, 0, 0, "out", "disk is full"},   {EFBIG, 0, 0, "out", "ulimit -f"},
-        {EDQUOT, 0, 0, "out", "quota"},          {EIO, 0, 0, "out", "storage device"},
-        {EXDEV, EIO, 0, "in", "storage device"}, {EXDEV, 0, ENOSPC, "out", "disk is full"},
-        {EXDEV, 0, EROFS, "out", "read-only"},
+        {ENOSPC, 0, 0, Errc::kNoSpace, "out", "disk is full"},
+        {EFBIG, 0, 0, Errc::kNoSpace, "out", "ulimit -f"},
+        {EDQUOT, 0, 0, Errc::kNoSpace, "out", "quota"},
+        {EIO, 0, 0, Errc::kIo, "out", "storage device"},
+        {EXDEV, EIO, 0, Errc::kIo, "in", "storage device"},
+        {EXDEV, 0, ENOSPC, Errc::kNoSpace, "out", "disk is full"},
+        {EXDEV, 0, EROFS, Errc::kIo, "out", "read-only"},
     };
     for (const auto& c : cases) {
         script = {};
@@ -141,7 +145,7 @@ TEST_F(CopyTest, ErrorsNameTheFileAndWhatToDo) {
         script.write_error = c.write_error;
         const auto status = copy(0, 0, 1000);
         ASSERT_FALSE(status.has_value()) << c.words;
-        EXPECT_EQ(status.error().code, Errc::kIo);
+        EXPECT_EQ(status.error().code, c.code) << c.words;
         EXPECT_TRUE(status.error().detail.starts_with(c.file)) << status.error().detail;
         EXPECT_NE(status.error().detail.find(c.words), std::string::npos) << status.error().detail;
     }

@@ -83,7 +83,19 @@ std::span<const uint32_t> ids_between(const ExpertBank& bank, uint32_t first, ui
     return {begin, end};
 }
 
+// The last layer that may be named: dense layers and those that a slice does not have may be part
+// of a range, what lies behind the model's end is a mistake.
+uint32_t last_layer(const Model& model) {
+    const uint32_t last = model.banks.empty() ? 0 : model.banks.back().key.layer;
+    return model.layers_total > last ? model.layers_total - 1 : last;
+}
+
 Status add_item(const Item& item, const Model& model, std::vector<Segment>& out) {
+    if (const uint32_t last = last_layer(model); item.layers.last > last) {
+        return fail(Errc::kUsage, "experts '" + printable(item.text) + "': there is no layer " +
+                                      std::to_string(item.layers.last) +
+                                      ", the model's layers are 0 to " + std::to_string(last));
+    }
     bool any = false;
     for (const ExpertBank& bank : model.banks) {
         if (bank.key.layer < item.layers.first || bank.key.layer > item.layers.last ||

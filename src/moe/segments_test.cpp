@@ -48,12 +48,12 @@ TEST(Segments, ParsesTheGrammar) {
     };
     EXPECT_EQ(text_of("0:3"), "0:3");
     EXPECT_EQ(text_of("0-3:0-15,7:2-3"), "0-3:0-15,7:2-3");
-    EXPECT_EQ(text_of("0-100:*"), "0-3:0-15,7:0-15");
+    EXPECT_EQ(text_of("0-7:*"), "0-3:0-15,7:0-15");
     EXPECT_EQ(text_of("2-6:1"), "2-3:1");
     EXPECT_EQ(text_of("7:4,7:5,7:6"), "7:4-6");
     EXPECT_EQ(text_of("7:4-9,7:2-5,7:12"), "7:2-9,7:12");
     EXPECT_EQ(text_of("1c:0-3"), "1c:0-3");
-    EXPECT_EQ(text_of("0-9c:*"), "1-2c:0-3");
+    EXPECT_EQ(text_of("0-7c:*"), "1-2c:0-3");
     EXPECT_EQ(text_of("1c-2c:2"), "1-2c:2");
     EXPECT_EQ(text_of("1:0,1c:0"), "1:0,1c:0");
 }
@@ -71,6 +71,24 @@ TEST(Segments, RefusesNamingTheItem) {
             EXPECT_THAT(segments.error().detail, HasSubstr("'" + std::string(item) + "'"));
         }
     }
+}
+
+TEST(Segments, LayersBehindTheModelsEndAreRefused) {
+    Model model = example();
+    const auto expect_refused = [&](const char* text, const char* why) {
+        const auto segments = parse_segments(text, model);
+        ASSERT_FALSE(segments) << text;
+        EXPECT_EQ(segments.error().code, Errc::kUsage);
+        EXPECT_THAT(segments.error().detail, HasSubstr(why));
+    };
+    expect_refused("0-9:0", "'0-9:0': there is no layer 9, the model's layers are 0 to 7");
+    expect_refused("0-8:*", "no layer 8");
+    expect_refused("0-8c:*", "no layer 8");
+    expect_refused("0:0,7-4294967295:1", "no layer 4294967295");
+    // Behind the last layer with experts there may be dense ones.
+    model.layers_total = 9;
+    EXPECT_TRUE(parse_segments("0-8:0", model));
+    expect_refused("0-9:0", "layers are 0 to 8");
 }
 
 TEST(Segments, ASliceIsNamedByGlobalIds) {

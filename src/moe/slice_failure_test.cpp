@@ -135,7 +135,7 @@ TEST_F(SliceFailure, AFileSizeLimitIsAnErrorThatLeavesNothing) {
             if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
             const auto result = cut(true, out_);
             if (result) return 2;
-            if (result.error().code != Errc::kIo) return 3;
+            if (result.error().code != Errc::kNoSpace) return 3;
             if (result.error().detail.find("ulimit -f") == std::string::npos) return 4;
             if (result.error().detail.find("s.gguf") == std::string::npos) return 5;
             if (read_file(out_) != old || folder_.names().size() != 2) return 6;
@@ -181,7 +181,7 @@ TEST_F(SliceFailure, AFullDiskIsAnErrorThatLeavesNothing) {
                 fitted = true;
                 continue;
             }
-            if (result.error().code != Errc::kIo) return 4;
+            if (result.error().code != Errc::kNoSpace) return 4;
             if (result.error().detail.find("disk is full") == std::string::npos) return 5;
             if (read_file(out) != std::vector<uint8_t>{'o', 'l', 'd'}) return 6;
             ++full;

@@ -61,12 +61,18 @@ Result<std::string> write_beside(const std::string& path, std::string_view text,
     while (!text.empty()) {
         const ssize_t count = ::write(fd.get(), text.data(), text.size());
         if (count < 0 && errno == EINTR) continue;
-        if (count < 0) {
-            const int error = errno;
+        if (count <= 0) {
+            const int error = count < 0 ? errno : EIO;
             ::unlink(temporary.c_str());
             return file_error(temporary, error);
         }
         text.remove_prefix(static_cast<size_t>(count));
+    }
+    // Invites carry the key's hash: it must be there after a power cut, too.
+    if (::fsync(fd.get()) != 0) {
+        const int error = errno;
+        ::unlink(temporary.c_str());
+        return file_error(temporary, error);
     }
     return temporary;
 }

@@ -44,12 +44,30 @@ Errc errc_of(int code) {
     }
 }
 
+bool is_disk(Errc code) {
+    return code == Errc::kNoSpace || code == Errc::kIo || code == Errc::kEnvironment;
+}
+
+// The library's own words name its functions and the statement, which helps nobody here.
+std::string words_of(const soci::sqlite3_soci_error& error) {
+    switch (error.result() & 0xff) {
+        case kSqliteFull:
+            return "the disk is full";
+        case kSqliteIoErr:
+            return "the disk reports an error or has no room";
+        default:
+            return printable(error.what());
+    }
+}
+
 std::string advice(Errc code) {
     switch (code) {
         case Errc::kBusy:
             return "; another program holds it: close it, or try again";
         case Errc::kNoSpace:
             return "; free some space";
+        case Errc::kIo:
+            return "; check the disk (dmesg) and the quota";
         case Errc::kBadInput:
             return "; it is no database of ours, or damaged: restore a backup";
         case Errc::kEnvironment:
@@ -74,11 +92,14 @@ Status make_private(const std::string& path) {
 
 struct Database::Impl {
     std::string path;
+    std::string shown;  // in errors, which peers see: once it is open only the file's name
     DatabaseOptions options;
     soci::session sql;
     DatabaseCounters counters;
     std::minstd_rand jitter{std::random_device{}()};
     bool has_warned = false;
+    bool is_open = false;
+    bool is_failing = false;
 
     // Runs something of SOCI; its exceptions become errors.
     Status guard(const std::function<Status()>& work) {
@@ -86,10 +107,10 @@ struct Database::Impl {
             return work();
         } catch (const soci::sqlite3_soci_error& error) {
             const Errc code = errc_of(error.result());
-            return fail(code, "database " + printable(path) + ": " + printable(error.what()) +
-                                  advice(code));
+            return fail(code,
+                        "database " + printable(shown) + ": " + words_of(error) + advice(code));
         } catch (const std::exception& error) {
-            return fail(Errc::kIo, "database " + printable(path) + ": " + printable(error.what()));
+            return fail(Errc::kIo, "database " + printable(shown) + ": " + printable(error.what()));
         }
     }
 
@@ -130,6 +151,20 @@ struct Database::Impl {
         if (done) done = run("COMMIT");
         if (!done) roll_back();
         return done;
+    }
+
+    // Whoever keeps the disk learns it once, and that it is over.
+    void tell(const Status& done) {
+        if (!is_open) return;
+        const bool fails = !done && is_disk(done.error().code);
+        if (fails && !is_failing) {
+            log(LogLevel::kError, "store",
+                printable(path) +
+                    " cannot be written, and who asks for that is refused: " + done.error().detail);
+        }
+        if (done && is_failing)
+            log(LogLevel::kWarn, "store", printable(path) + " is written again");
+        if (done || fails) is_failing = fails;
     }
 
     uint64_t wal_bytes() const {
@@ -173,7 +208,7 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& path, Migrat
     }
     if (Status ok = make_private(path); !ok) return tl::unexpected(ok.error());
     auto impl = std::make_unique<Impl>();
-    impl->path = path;
+    impl->path = impl->shown = path;
     impl->options = options;
     // Two programs that open a new file at once wait for each other here.
     const auto deadline = Clock::now() + options.retry_max;
@@ -200,6 +235,8 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& path, Migrat
         return {};
     });
     if (!ok) return tl::unexpected(ok.error());
+    database->impl_->is_open = true;
+    database->impl_->shown = path.substr(path.rfind('/') + 1);
     return database;
 }
 
@@ -208,6 +245,7 @@ Status Database::transact(const std::function<Status(soci::session&)>& work) {
     auto pause = impl_->options.pause_first;
     for (;;) {
         Status done = impl_->attempt(work);
+        impl_->tell(done);
         if (done) {
             ++impl_->counters.commits;
             impl_->bound_wal();

@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "base/task_thread.hpp"
+#include "market/roles.hpp"
 
 namespace kvasir::store {
 namespace {
@@ -108,7 +109,15 @@ Result<int> enroll(soci::session& sql, const Registration& asked, bool& is_new) 
         into(revoked);
     is_new = !sql.got_data();
     if (!is_new && revoked != 0) return revoked_error();
-    const auto granted = check_invite(sql, invite, now);
+    auto granted = check_invite(sql, invite, now);
+    const int wanted = asked.role_wanted;
+    if (granted && wanted != 0 && (*granted & wanted) == 0) {
+        granted = fail(Errc::kDenied,
+                       market::wrong_role_text(static_cast<uint8_t>(*granted), asked.role_wanted));
+    }
+    if (!is_new && !granted && wanted != 0 && (roles & wanted) == 0) {
+        return tl::unexpected(granted.error());
+    }
     if (is_new) {
         if (!granted) return tl::unexpected(granted.error());
         use_invite(sql, invite);

@@ -18,6 +18,7 @@
 #include <soci/sqlite3/soci-sqlite3.h>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
 #include "store/database.hpp"
 #include "store/market_store.hpp"
 
@@ -160,6 +161,34 @@ TEST(MarketStore, AnInviteIsUsedOncePerNode) {
     EXPECT_EQ(store->load(digest(9), 1000)->nodes.at(0).roles, 3);
 }
 
+TEST(MarketStore, AnInviteOfAnotherRoleIsRefusedAndNotUsed) {
+    Folder folder;
+    auto store = open_store(folder / "db");
+    ASSERT_TRUE(store->load(digest(9), 1000));
+    ASSERT_TRUE(store->add_invite({digest(1), 1, 5000, 2}));
+    ASSERT_TRUE(store->add_invite({digest(2), 2, 5000, 1}));
+    const auto asking = [&](int number, uint8_t invite, uint8_t role) {
+        Registration asked = registration(number, invite);
+        asked.role_wanted = role;
+        return store->register_node(asked);
+    };
+    const auto expect_refused = [](const Result<market::Registered>& refused) {
+        ASSERT_FALSE(refused);
+        EXPECT_EQ(refused.error().code, Errc::kDenied);
+        EXPECT_NE(refused.error().detail.find("backbone"), std::string::npos);
+        EXPECT_NE(refused.error().detail.find("worker"), std::string::npos);
+    };
+    expect_refused(asking(1, 1, 1));
+    EXPECT_TRUE(store->load(digest(9), 1000)->nodes.empty());
+    EXPECT_EQ(asking(1, 2, 1)->roles, 1);
+    // A node that has the role comes in with any invite, and uses none.
+    EXPECT_EQ(asking(1, 1, 1)->roles, 1);
+    // One that is there and lacks it is refused too, and the invite still makes a backbone.
+    expect_refused(asking(1, 2, 2));
+    EXPECT_EQ(asking(1, 1, 2)->roles, 3);
+    EXPECT_NE(asking(3, 1, 2).error().detail.find("used up"), std::string::npos);
+}
+
 TEST(MarketStore, RevokedStaysRevoked) {
     Folder folder;
     const std::string path = folder / "db";
@@ -268,6 +297,48 @@ TEST(Database, MigratesWhatAnOlderVersionLeft) {
                                        "NOT SQL"};
     EXPECT_FALSE(Database::open(path, kBroken));
     EXPECT_TRUE(Database::open(path, kNewer));
+}
+
+std::vector<std::string>& log_lines() {
+    static std::vector<std::string> lines;
+    return lines;
+}
+
+// The caller, who may be a peer, learns no path; the operator's log has it, once.
+TEST(Database, AFullDiskIsToldToTheLogOnce) {
+    Folder folder;
+    auto database = open_database(folder / "market.db");
+    const auto fill = [&] {
+        return database->transact([](soci::session& sql) -> Status {
+            int pages = 0;
+            sql << "PRAGMA max_page_count=8", into(pages);
+            for (int i = 2; i < 100000; ++i) sql << "INSERT INTO t VALUES (:i, 0)", use(i);
+            return {};
+        });
+    };
+    const auto write = [&] {
+        return database->transact([](soci::session& sql) -> Status {
+            sql << "UPDATE t SET v = v + 1";
+            return {};
+        });
+    };
+    log_lines().clear();
+    set_log_sink(
+        [](LogLevel, std::string_view, std::string_view line) { log_lines().emplace_back(line); },
+        LogLevel::kWarn);
+    for (int i = 0; i < 3; ++i) {
+        const Status full = fill();
+        ASSERT_FALSE(full);
+        EXPECT_EQ(full.error().code, Errc::kNoSpace);
+        EXPECT_EQ(full.error().detail, "database market.db: the disk is full; free some space");
+    }
+    EXPECT_TRUE(write());
+    EXPECT_TRUE(write());
+    set_log_sink(nullptr, LogLevel::kError);
+    ASSERT_EQ(log_lines().size(), 2U);
+    EXPECT_NE(log_lines()[0].find(folder / "market.db"), std::string::npos);
+    EXPECT_NE(log_lines()[0].find("cannot be written"), std::string::npos);
+    EXPECT_NE(log_lines()[1].find("is written again"), std::string::npos);
 }
 
 TEST(Database, AnErrorOrAFullDiskRollsBack) {

@@ -331,7 +331,7 @@ TEST(WritePlan, AFullDiskLeavesNothingAndKeepsTheOldFile) {
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
     for (const auto* report : {&whole, &sparse}) {
         ASSERT_FALSE(*report);
-        EXPECT_EQ(report->error().code, Errc::kIo);
+        EXPECT_EQ(report->error().code, Errc::kNoSpace);
         EXPECT_THAT(report->error().detail, testing::HasSubstr("gguf"));
     }
     EXPECT_EQ(folder.files(), 1u);

@@ -8,6 +8,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "worker/agent_serving.hpp"
 #include "worker/code_pages.hpp"
 
@@ -193,8 +194,12 @@ void Agent::say_failure(AgentStep step, const Error& error) {
     if (error.code == Errc::kClosed) return;
     if (step == AgentStep::kRenew && error.code == Errc::kNotFound) return;  // a new node
     std::string line = std::string(to_string(step)) + ": " + error.detail;
-    if (error.code == Errc::kNoSpace) line = "disk full, trying again from time to time: " + line;
-    if (step != AgentStep::kRelease && (error.code == Errc::kIo || error.code == Errc::kTimeout))
+    // The other steps write nothing here: it is the market whose disk is full.
+    const bool is_our_disk = step == AgentStep::kFetch || step == AgentStep::kLookUp;
+    const bool is_full = error.code == Errc::kNoSpace;
+    if (is_full && is_our_disk) line = "disk full, trying again from time to time: " + line;
+    if (step != AgentStep::kRelease &&
+        (error.code == Errc::kIo || error.code == Errc::kTimeout || (is_full && !is_our_disk)))
         line += "; trying again from time to time";
     log(LogLevel::kDebug, "worker", line);
     if (line == said_) return;
@@ -334,10 +339,7 @@ Status Agent::serve(Serving& serving) {
     AttachTarget target;
     target.endpoint = *endpoint;
     if (endpoint->tls) {
-        // The pin is the market's; a relay elsewhere has a certificate of its own.
-        net::ClientTrust trust = trust_;
-        if (!is_same_place(*endpoint, address_)) trust.pin.reset();
-        auto tls = net::TlsClient::make(trust);
+        auto tls = net::TlsClient::make(relay_trust(trust_, *endpoint, address_));
         if (!tls) return tl::unexpected(tls.error());
         target.tls = *tls;
     }
@@ -353,7 +355,7 @@ Status Agent::serve(Serving& serving) {
     auto worker = Worker::make(**holding, options);
     if (!worker) return tl::unexpected(worker.error());
     say("serving " + std::to_string((*holding)->experts()) + " experts (" +
-        std::to_string((*holding)->bytes() / 1000000) + " MB) of " + serving.info.model_name);
+        format_bytes(static_cast<double>((*holding)->bytes())) + ") of " + serving.info.model_name);
     (void)give_back_code_pages();
     {
         const std::lock_guard lock(mu_);

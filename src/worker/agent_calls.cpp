@@ -21,22 +21,6 @@ event::Granted granted(const Grant& grant) {
 
 }  // namespace
 
-Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market) {
-    std::string url = info.relay_url;
-    if (url.empty()) url = market.base;
-    if (url.front() == '/') url = market.base + url;
-    auto endpoint = net::parse_url(url);
-    if (endpoint) return endpoint;
-    return fail(Errc::kProtocol,
-                "the market names no usable relay: " + printable(endpoint.error().detail));
-}
-
-bool is_same_place(const net::Endpoint& endpoint, const MarketAddress& market) {
-    const auto own = net::parse_url(market.base);
-    return own && own->host == endpoint.host && own->port == endpoint.port &&
-           own->tls == endpoint.tls;
-}
-
 Status Agent::fresh_client() {
     auto http = net::HttpClient::make(trust_);
     if (!http) return tl::unexpected(http.error());
@@ -70,7 +54,7 @@ Result<AgentEvent> Agent::try_call(const AgentAction& action) {
         case AgentStep::kLookUp:
             return look_up();
         case AgentStep::kEnroll:
-            return take(market_->enroll(invite_, *key_, options_.name));
+            return take(market_->enroll(invite_, *key_, options_.name, "worker"));
         case AgentStep::kRenew:
             return take(market_->renew(*key_));
         case AgentStep::kLease:

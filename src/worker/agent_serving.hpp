@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/result.hpp"
-#include "net/upgrade.hpp"
 #include "worker/agent.hpp"
 
 namespace kvasir::worker {
@@ -19,9 +18,5 @@ struct Agent::Serving {
     Worker* worker = nullptr;  // Guarded by Agent::mu_
     bool is_stopping = false;  // Guarded by Agent::mu_
 };
-
-// Where the relay is: a URL, a path on the market's port, or (empty) that port. Errors: kProtocol.
-Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market);
-bool is_same_place(const net::Endpoint& endpoint, const MarketAddress& market);
 
 }  // namespace kvasir::worker

@@ -137,7 +137,7 @@ TEST_F(AgentTest, JoinsFetchesProvesServesAndLeaves) {
     struct stat info = {};
     ASSERT_EQ(::stat((folder_ / "cache/key").c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0600u);
-    EXPECT_NE(node.lines().find("serving 8 experts (1 MB) of toy"), std::string::npos)
+    EXPECT_NE(node.lines().find("serving 8 experts (1.0 MB) of toy"), std::string::npos)
         << node.lines();
     const Status ok = node.stop();
     EXPECT_TRUE(ok) << ok.error().detail;

@@ -23,9 +23,7 @@ namespace {
 constexpr uint64_t kExcuseBytes = uint64_t{256} << 10;  // of wrong slabs, besides 1 %
 
 tl::unexpected<Error> system_failure(const std::string& path, std::string_view doing, int number) {
-    const bool is_full = number == ENOSPC || number == EDQUOT || number == EFBIG;
-    return tl::unexpected(
-        moe::system_error(is_full ? Errc::kNoSpace : Errc::kIo, path, doing, number));
+    return tl::unexpected(moe::system_error(moe::write_errc(number), path, doing, number));
 }
 
 std::string describe(const moe::SliceSlab& slab) {
@@ -43,7 +41,9 @@ public:
     bool was_there() const { return was_there_; }
     // The size, with its blocks where the file system can promise them.
     Status allocate(uint64_t bytes);
-    Status write(uint64_t offset, std::span<const uint8_t> data);
+    Status write(uint64_t offset, std::span<const uint8_t> data) {
+        return moe::write_exactly(fd_.get(), path_, offset, data);
+    }
     Status read(uint64_t offset, std::span<uint8_t> out) const {
         return moe::read_exactly(fd_.get(), path_, offset, out);
     }
@@ -53,6 +53,8 @@ public:
     }
     Status sync();
     Status rename();
+    // Nothing in it is worth keeping.
+    void remove() const { ::unlink(path_.c_str()); }
 
 private:
     PartFile(moe::Fd fd, std::string final_path, std::string path, bool was_there)
@@ -94,20 +96,16 @@ Status PartFile::allocate(uint64_t bytes) {
     return system_failure(path_, "making room", number);
 }
 
-Status PartFile::write(uint64_t offset, std::span<const uint8_t> data) {
-    while (!data.empty()) {
-        const ssize_t wrote =
-            ::pwrite(fd_.get(), data.data(), data.size(), static_cast<off_t>(offset));
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote <= 0) return system_failure(path_, "writing", wrote < 0 ? errno : ENOSPC);
-        offset += static_cast<uint64_t>(wrote);
-        data = data.subspan(static_cast<size_t>(wrote));
-    }
-    return {};
-}
-
+// What sync() said is not on the disk may still be in the cache, from where check_part() would take
+// it for good: the next reader is to get what the disk has.
 Status PartFile::sync() {
-    return ::fsync(fd_.get()) == 0 ? Status() : system_failure(path_, "syncing", errno);
+    int failed = 0;
+    do failed = ::fsync(fd_.get());
+    while (failed != 0 && errno == EINTR);
+    if (failed == 0) return {};
+    const int number = errno;
+    ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
+    return system_failure(path_, "syncing", number);
 }
 
 Status PartFile::rename() {
@@ -116,7 +114,9 @@ Status PartFile::rename() {
     const size_t slash = final_path_.rfind('/');
     const std::string folder = slash == std::string::npos ? "." : final_path_.substr(0, slash);
     const moe::Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!fd.is_open() || ::fsync(fd.get()) != 0) return system_failure(folder, "syncing", errno);
+    // Some file systems cannot sync a folder.
+    if (!fd.is_open() || (::fsync(fd.get()) != 0 && errno != EINVAL))
+        return system_failure(folder, "syncing", errno);
     return {};
 }
 
@@ -228,7 +228,11 @@ Status Fetch::prepare() {
     auto part = PartFile::open(target_.path);
     if (!part) return tl::unexpected(part.error());
     part_ = std::make_unique<PartFile>(std::move(*part));
-    if (Status ok = part_->allocate(plan_.file_bytes); !ok) return ok;
+    if (Status ok = part_->allocate(plan_.file_bytes); !ok) {
+        // A full disk is not to be filled further by what was allocated before it was full.
+        if (!part_->was_there()) part_->remove();
+        return ok;
+    }
     step(FetchStep::kOpened);
     if (Status ok = part_->write(0, plan_.header); !ok) return ok;
     // What lies between slabs is zero, also in a damaged slice that became a part again.

@@ -4,7 +4,6 @@
 
 #include "base/log.hpp"
 #include "crypto/hash.hpp"
-#include "net/upgrade.hpp"
 #include "worker/market_client.hpp"
 
 namespace kvasir::worker {
@@ -27,6 +26,25 @@ Result<MarketAddress> parse_market_url(const std::string& url) {
     }
     address.base = url.substr(0, path);
     return address;
+}
+
+Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market) {
+    std::string url = info.relay_url;
+    if (url.empty()) url = market.base;
+    if (url.front() == '/') url = market.base + url;
+    auto endpoint = net::parse_url(url);
+    if (endpoint) return endpoint;
+    return fail(Errc::kProtocol,
+                "the market names no usable relay: " + printable(endpoint.error().detail));
+}
+
+net::ClientTrust relay_trust(net::ClientTrust trust, const net::Endpoint& relay,
+                             const MarketAddress& market) {
+    const auto own = net::parse_url(market.base);
+    const bool is_same =
+        own && own->host == relay.host && own->port == relay.port && own->tls == relay.tls;
+    if (!is_same) trust.pin.reset();
+    return trust;
 }
 
 std::string data_url(const MarketAddress& address, const MarketInfo& info, uint32_t shard) {

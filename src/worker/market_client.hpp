@@ -19,6 +19,7 @@
 #include "crypto/keys.hpp"
 #include "crypto/token.hpp"
 #include "net/client.hpp"
+#include "net/upgrade.hpp"
 
 namespace kvasir::worker {
 
@@ -97,6 +98,13 @@ struct MarketAddress {
 // Errors: kUsage.
 Result<MarketAddress> parse_market_url(const std::string& url);
 
+// Where the relay is: a URL, a path on the market's port, or (empty) that port. Errors: kProtocol.
+Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market);
+// How the relay's certificate is judged by a node that trusts the market so: the pin is the key of
+// the market's own port; a relay elsewhere has a certificate of its own, for the CAs to vouch for.
+net::ClientTrust relay_trust(net::ClientTrust trust, const net::Endpoint& relay,
+                             const MarketAddress& market);
+
 // The URL of a shard's bytes; its credentials are MarketClient::bearer().
 std::string data_url(const MarketAddress& address, const MarketInfo& info, uint32_t shard);
 
@@ -118,8 +126,10 @@ public:
     // A signed outline that check_outline() accepts.
     Result<std::vector<uint8_t>> outline(const MarketInfo& info,
                                          const crypto::PublicKey& market_key);
+    // `role`: what the node wants to be ("worker", "backbone"); an invite that does not make it one
+    // is refused (kDenied) and stays unused.
     Result<Grant> enroll(const crypto::Invite& invite, const crypto::KeyPair& key,
-                         const std::string& name);
+                         const std::string& name, const std::string& role);
     Result<Grant> renew(const crypto::KeyPair& key);
     Result<LeaseReply> lease(uint64_t budget_bytes, const std::vector<Segment>& have,
                              uint32_t threads);

@@ -309,7 +309,7 @@ Result<std::string> MarketClient::challenge() {
 }
 
 Result<Grant> MarketClient::enroll(const crypto::Invite& invite, const crypto::KeyPair& key,
-                                   const std::string& name) {
+                                   const std::string& name, const std::string& role) {
     auto challenge_hex = challenge();
     if (!challenge_hex) return tl::unexpected(challenge_hex.error());
     std::vector<uint8_t> statement = *decode_hex(*challenge_hex);
@@ -317,6 +317,7 @@ Result<Grant> MarketClient::enroll(const crypto::Invite& invite, const crypto::K
     const Json request = {{"invite", crypto::to_string(invite)},
                           {"public_key", crypto::to_hex(key.public_key())},
                           {"name", printable(name, crypto::kNameBytesMax)},
+                          {"role", role},
                           {"challenge", *challenge_hex},
                           {"signature", encode_hex(key.sign("register", statement))}};
     auto body = send("POST", "/api/v1/nodes", request.dump(), false);

@@ -45,10 +45,10 @@ ExpertService::ExpertService(const Holding& holding, ggml_backend_device* device
       engine_(std::move(engine)),
       pairs_max_(pairs_that_fit(holding.model())) {}
 
-Answer ExpertService::handle(std::span<const uint8_t> message) {
+Answer ExpertService::handle(std::span<const uint8_t> message, Speaker speaker) {
     auto frame = wire::decode_frame(message);
     if (!frame) return error_answer(frame.error(), 0);
-    Answer answer = handle(*frame);
+    Answer answer = handle(*frame, speaker);
     if (frame->header.peer != 0 && !answer.head.empty())
         wire::set_peer(answer.head, frame->header.peer);
     return answer;
@@ -58,7 +58,7 @@ void ExpertService::reset(uint16_t peer) {
     programs_.erase(programs_.lower_bound({peer, 0}), programs_.lower_bound({peer + 1, 0}));
 }
 
-Answer ExpertService::handle(const wire::FrameView& frame) {
+Answer ExpertService::handle(const wire::FrameView& frame, Speaker speaker) {
     switch (frame.header.type) {
         case wire::FrameType::kProgram:
             return program(frame);
@@ -80,13 +80,14 @@ Answer ExpertService::handle(const wire::FrameView& frame) {
         }
         case wire::FrameType::kError: {
             auto error = wire::decode_error(frame.payload);
+            const std::string who = speaker == Speaker::kRelay ? "the relay" : "the backbone";
             log(LogLevel::kWarn, "worker",
-                "backbone says: " + (error ? printable(error->detail) : "(malformed)"));
+                who + " says: " + (error ? printable(error->detail) : "(malformed)"));
             Answer answer;
             answer.close = frame.header.request_id == 0;
             if (error)
-                answer.reason = {error->code,
-                                 "the backbone says: " + printable(error->detail, 500)};
+                answer.reason = {error->code, who + " says: " + printable(error->detail, 500)};
+            if (!error) answer.reason.detail = who + " ended the connection";
             return answer;
         }
         default:

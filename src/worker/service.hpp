@@ -33,6 +33,9 @@ struct Answer {
     Error reason{Errc::kClosed, "the backbone ended the connection"};  // of a close
 };
 
+// Whose message it is, for what people read: a relay speaks for itself, too.
+enum class Speaker : uint8_t { kBackbone, kRelay };
+
 class ExpertService {
 public:
     ExpertService(const Holding& holding, ggml_backend_device* device,
@@ -46,7 +49,7 @@ public:
     void reset() { programs_.clear(); }
     void reset(uint16_t peer);
     // An answer carries the peer handle of the message. Programs of one peer are not another's.
-    Answer handle(std::span<const uint8_t> message);
+    Answer handle(std::span<const uint8_t> message, Speaker speaker = Speaker::kBackbone);
 
 private:
     struct Loaded {
@@ -64,7 +67,7 @@ private:
     ggml_backend_device* device_;
     std::unique_ptr<engine::ExpertEngine> engine_;
     uint32_t pairs_max_ = 0;
-    Answer handle(const wire::FrameView& frame);
+    Answer handle(const wire::FrameView& frame, Speaker speaker);
     std::map<std::pair<uint16_t, uint32_t>, Loaded> programs_;  // by peer and id
     std::vector<engine::PairIn> pairs_;
     uint64_t pairs_done_ = 0;

@@ -157,6 +157,17 @@ TEST_F(Service, BadRequestsAreRefusedOneByOne) {
     EXPECT_EQ(rows_full.body.size(), size_t{1024});
 }
 
+TEST_F(Service, AnErrorNamesWhoSpeaks) {
+    const auto error = wire::encode_error({Errc::kBusy, "too many nodes"}, 0);
+    const Answer relay = service_->handle(error, Speaker::kRelay);
+    EXPECT_TRUE(relay.close);
+    EXPECT_EQ(relay.reason.code, Errc::kBusy);
+    EXPECT_EQ(relay.reason.detail, "the relay says: too many nodes");
+    const Answer backbone = service_->handle(error);
+    EXPECT_EQ(backbone.reason.detail, "the backbone says: too many nodes");
+    expect_still_right("errors");
+}
+
 TEST_F(Service, ProgramsForWhatIsNotHeldOrCannotBeRunAreAnsweredNo) {
     EXPECT_EQ(status(service_->handle(program(2, kLayer1))), errc_info(Errc::kNotHeld).wire_code);
     EXPECT_EQ(status(service_->handle(program(2, {0, 1}))), errc_info(Errc::kNotHeld).wire_code);

@@ -310,8 +310,8 @@ Status Worker::check_awake(std::chrono::nanoseconds waited) {
     return fail(Errc::kClosed, "this process was asleep: connecting anew");
 }
 
-Answer Worker::compute(std::span<const uint8_t> message) {
-    Answer answer = service_.handle(message);
+Answer Worker::compute(std::span<const uint8_t> message, Speaker speaker) {
+    Answer answer = service_.handle(message, speaker);
     if (options_.before_answer) options_.before_answer();
     return answer;
 }
@@ -355,7 +355,7 @@ Status Worker::answer(net::MessageStream& stream, std::span<const uint8_t> messa
         return frame->header.peer == 0 ? on_server_frame(stream, *frame, message)
                                        : answer_peer(stream, *frame, message);
     }
-    const Answer answer = compute(message);
+    const Answer answer = compute(message, Speaker::kBackbone);
     if (!answer.head.empty()) {
         if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
     }
@@ -376,7 +376,7 @@ Status Worker::answer_peer(net::MessageStream& stream, const wire::FrameView& fr
         if (ok) return {};
         reason = ok.error();
     } else {
-        const Answer answer = compute(message);
+        const Answer answer = compute(message, Speaker::kBackbone);
         if (!answer.head.empty()) {
             if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
         }
@@ -429,7 +429,7 @@ Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView
         case wire::FrameType::kAttached:
             return {};  // the answer to a RENEW
         default: {
-            const Answer answer = compute(message);
+            const Answer answer = compute(message, Speaker::kRelay);
             if (!answer.head.empty()) {
                 if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
             }

@@ -96,7 +96,7 @@ private:
     Status serve(net::MessageStream& stream);
     Status wait(net::MessageStream& stream, net::Deadline until, bool draining);
     Status check_awake(std::chrono::nanoseconds waited);
-    Answer compute(std::span<const uint8_t> message);
+    Answer compute(std::span<const uint8_t> message, Speaker speaker);
     Status say_hello(net::MessageStream& stream);
     Status drain(net::MessageStream& stream);
     Status answer(net::MessageStream& stream, std::span<const uint8_t> message);

@@ -136,6 +136,41 @@ TEST(Join, AfterSleepItComesBackByItself) {
     EXPECT_EQ(worker.wait(30).exit_code, 0);
 }
 
+// An invite of the other role is refused with the reason, and still good for what it was made for.
+TEST(Join, AnInviteOfTheOtherRoleIsNotUsedUp) {
+    const ScratchFolder scratch;
+    Program market({KVASIR_PROGRAM, "market", "-m", demo_model(), "--listen", "127.0.0.1:0",
+                    "--state", scratch.path("state"), "--dev-tls", "--uses", "1", "--print-invite",
+                    "worker", "--print-invite", "backbone"});
+    ASSERT_TRUE(market.wait_for("invite backbone: ")) << market.err();
+    const std::string url = market.word_after("market: ");
+    const std::string for_worker = market.word_after("invite worker: ");
+    const std::string for_backbone = market.word_after("invite backbone: ");
+    const auto work = [&](const std::string& invite) {
+        return std::vector<std::string>{KVASIR_PROGRAM, "worker", "--join",  url,
+                                        "--invite",     invite,   "--cache", scratch.path("w"),
+                                        "--budget",     "12M"};
+    };
+    const auto lead = [&](const std::string& invite, const char* coverage) {
+        return kvasir({"run", "-m", demo_model(), "--join", url, "--invite", invite, "--state",
+                       scratch.path("b"), "--prompt-tokens", "1", "-n", "1", "--wait-coverage",
+                       coverage});
+    };
+    const Outcome no_worker = run_program(work(for_backbone));
+    EXPECT_EQ(no_worker.exit_code, 1);
+    EXPECT_THAT(no_worker.err, HasSubstr("gives the role backbone"));
+    EXPECT_THAT(no_worker.err, HasSubstr("needs the role worker"));
+    const Outcome no_backbone = lead(for_worker, "0%");
+    EXPECT_EQ(no_backbone.exit_code, 1);
+    EXPECT_THAT(no_backbone.err, HasSubstr("gives the role worker"));
+    Program worker(work(for_worker));
+    EXPECT_TRUE(worker.wait_for("worker: serving ")) << worker.err();
+    const Outcome backbone = lead(for_backbone, "1%");
+    EXPECT_EQ(backbone.exit_code, 0) << backbone.err;
+    worker.signal(SIGTERM);
+    EXPECT_EQ(worker.wait(30).exit_code, 0);
+}
+
 TEST(Join, MistakesAreOneSentence) {
     const ScratchFolder scratch;
     const std::string cache = scratch.path("w");

@@ -90,7 +90,8 @@ TEST_F(Mistakes, Slices) {
     const std::string model = demo_model();
     const std::vector<Mistake> mistakes = {
         {{"slice", model, "--experts", "0:0-99", "-o", out, "--json"}, 2, {"0:0-99"}},
-        {{"slice", model, "--experts", "9:0", "-o", out, "--json"}, 2, {"9"}},
+        {{"slice", model, "--experts", "9:0", "-o", out, "--json"}, 2, {"'9:0'", "0 to 7"}},
+        {{"slice", model, "--experts", "0-9:0", "-o", out}, 2, {"'0-9:0'", "no layer 9", "0 to 7"}},
         {{"slice", model, "--experts", "nonsense", "-o", out}, 2, {"nonsense"}},
         {{"slice", model, "--experts", "0:0"}, 2, {"--output"}},
         {{"slice", model, "--experts", "0:0", "-o", path("slice.gguf")}, 2, {"--force"}},
@@ -134,6 +135,42 @@ TEST_F(Mistakes, Addresses) {
          {"TPU9"}},
     };
     for (const Mistake& mistake : mistakes) expect(mistake);
+}
+
+TEST_F(Mistakes, Flags) {
+    const std::string model = demo_model();
+    const std::vector<Mistake> mistakes = {
+        {{"run", "--modle", model, "-p", "x"},
+         2,
+         {"no flag --modle", "mean --model?", "run --help"}},
+        {{"slice", model, "--expert=0:0", "-o", path("out.gguf")}, 2, {"mean --experts?"}},
+        {{"run", "-m", model, "-p", "x", "--frobnicate"}, 2, {"no flag --frobnicate"}},
+        {{"run", "-m", model, "-p", "x", "y"}, 2, {"does not take 'y'"}},
+        {{"run"}, 2, {"--model is required"}},
+    };
+    for (const Mistake& mistake : mistakes) expect(mistake);
+}
+
+// More threads than a machine can use would only make it crawl.
+TEST_F(Mistakes, Threads) {
+    const std::string model = demo_model();
+    const std::string slice = path("slice.gguf");
+    for (const char* count : {"0", "-1", "10000000"}) {
+        const std::string what = std::string(count) + " threads";
+        const std::vector<Mistake> mistakes = {
+            {{"run", "-m", model, "-p", "x", "--threads", count}, 2, {"--threads", what}},
+            {{"run", "-m", model, "-p", "x", "--workers", "1", "--worker-threads", count},
+             2,
+             {"--worker-threads", what}},
+            {{"bench", "-m", model, "--threads", count}, 2, {"--threads", what}},
+            {{"bench", "-m", model, "--worker-threads", count}, 2, {"--worker-threads", what}},
+            {{"up", "-m", model, "--plain", "--threads", count}, 2, {"--threads", what}},
+            {{"worker", "--slice", slice, "--connect", "ws://127.0.0.1:9", "--threads", count},
+             2,
+             {"--threads", what}},
+        };
+        for (const Mistake& mistake : mistakes) expect(mistake);
+    }
 }
 
 }  // namespace

@@ -358,5 +358,32 @@ TEST(Network, PortsOfOthers) {
                    scene.join(url, scene.market().backbone_invite()), 1, "backbone");
 }
 
+// The invite pins the market's key; the relay, which runs elsewhere, has another certificate, and
+// that is judged by the CAs.
+TEST(Network, ARelayElsewhereHasACertificateOfItsOwn) {
+    const ScratchFolder scratch;
+    Program relay({KVASIR_PROGRAM, "relay", "--open", "--listen", "127.0.0.1:0", "--dev-tls",
+                   scratch.path("relay")});
+    ASSERT_TRUE(relay.wait_for("relay: listening on ")) << relay.err();
+    const std::string certificate = scratch.path("relay/dev-cert.pem");
+    MarketProgram market(demo_model(), scratch.path("state"), "127.0.0.1:0",
+                         {"--relay-url", relay.word_after("listening on ")});
+    const Program worker = join_worker(market.url(), market.worker_invite(), "w", scratch.path("w"),
+                                       {.budget = "12M", .more = {"--ca", certificate}});
+    const std::vector<std::string> prompt = {"--prompt-tokens", "1,2,3",           "-n", "2",
+                                             "--ignore-eos",    "--wait-coverage", "1%"};
+    // Nobody vouches for the relay here.
+    Program alone = join_backbone(demo_model(), market.url(), market.backbone_invite(),
+                                  scratch.path("backbone"), prompt);
+    EXPECT_TRUE(alone.wait_for("certificate")) << alone.err();
+    alone.signal(SIGKILL);
+    auto with_ca = prompt;
+    with_ca.insert(with_ca.end(), {"--ca", certificate});
+    const Json report = report_of(join_backbone(
+        demo_model(), market.url(), market.backbone_invite(), scratch.path("backbone"), with_ca));
+    ASSERT_FALSE(report.is_null()) << worker.err();
+    EXPECT_GT(pairs_of(report, "w"), 0u);
+}
+
 }  // namespace
 }  // namespace kvasir::e2e
