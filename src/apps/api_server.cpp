@@ -27,7 +27,7 @@
 namespace kvasir::apps {
 namespace {
 
-constexpr auto kTokenEvery = std::chrono::minutes(10);  // of an hour's life
+constexpr int kTokensPerLife = 6;  // the plugin reads the newest when it needs one
 constexpr auto kStopTime = std::chrono::seconds(5);
 constexpr time_t kLookSeconds = 1;
 
@@ -142,7 +142,8 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
     child.on_line = announce(shown_host(options.address));
     auto process = ChildProcess::start(child);
     if (!process) return tl::unexpected(process.error());
-    auto next_token = net::Clock::now() + kTokenEvery;
+    const auto token_every = std::chrono::milliseconds(servers.token_life()) / kTokensPerLife;
+    auto next_token = net::Clock::now() + token_every;
     const timespec look = {kLookSeconds, 0};
     while (::sigtimedwait(&signals, nullptr, &look) <= 0) {
         if (const auto ended = process->poll()) {
@@ -150,7 +151,7 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
                                            process->last_words());
         }
         if (net::Clock::now() < next_token) continue;
-        next_token = net::Clock::now() + kTokenEvery;
+        next_token = net::Clock::now() + token_every;
         if (Status ok = write_token(token_path, servers.backbone_credentials(key).token); !ok) {
             log(LogLevel::kWarn, "up", ok.error().detail);
         }

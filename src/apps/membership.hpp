@@ -2,8 +2,9 @@
 // fresh.
 //
 // Used by run (and by up for its own backbone, whose tokens it can sign itself). The credentials
-// are asked for by an uplink's thread at every attempt to attach; a token that is near its end is
-// renewed there first. Thread: credentials() from any; enroll() blocks. Owns: the key, the HTTP
+// are asked for by an uplink's thread at every attempt to attach and before the token it has shown
+// ends; a token that is near its end is renewed there first, which may take as long as the market
+// does. Thread: credentials() from any; enroll() blocks. Owns: the key, the HTTP
 // client.
 #pragma once
 

@@ -17,8 +17,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::chrono::hours kOwnTokenLife{1};
-
 crypto::WallTime wall_now() {
     return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
 }
@@ -86,6 +84,21 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
     command.add_option("--replicas", flags.target_replicas, "copies of each expert to aim for")
         ->check(CLI::Range(1, 64))
         ->capture_default_str();
+    command
+        .add_option("--token-life", flags.token_life_s,
+                    "seconds that a node's token is good for; nodes renew theirs in time")
+        ->check(CLI::Range(5, 30 * 86400))
+        ->capture_default_str();
+    command
+        .add_option("--lease-life", flags.lease_life_s,
+                    "seconds after which what a silent worker held is given to others")
+        ->check(CLI::Range(3, 86400))
+        ->capture_default_str();
+    command
+        .add_option("--per-address", flags.per_address_max,
+                    "connections of one address to the relay (behind a reverse proxy: all of them)")
+        ->check(CLI::Range(1, 60000))
+        ->capture_default_str();
 }
 
 Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool local_port) {
@@ -105,7 +118,9 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
     market.name = flags.name;
     market.origin = flags.origin;
     market.relay_url = flags.relay_url;
+    market.token_life = servers->token_life_ = std::chrono::seconds(flags.token_life_s);
     market.rules.replicas_target = flags.target_replicas;
+    market.rules.serving = std::chrono::seconds(flags.lease_life_s);
     if (*tls && flags.dev_tls) market.tls_pin = (*tls)->pin();
     auto line = std::make_shared<ProgressLine>("hashing the model (once)");
     market.progress = [line](uint64_t done, uint64_t total) { line->show(done, total); };
@@ -129,6 +144,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         };
         options.http = of->handler();
         options.switchboard.generation_first = relay_generation_now();
+        options.switchboard.connections_per_address_max = flags.per_address_max;
         auto relay = relay::Relay::start(*listen, std::move(options));
         if (!relay) return tl::unexpected(relay.error());
         servers->relay_ = std::move(*relay);
@@ -181,7 +197,7 @@ access::Credentials Servers::backbone_credentials(
     claims.name = "backbone";
     claims.node = key->public_key();
     claims.issued = wall_now();
-    claims.expires = claims.issued + kOwnTokenLife;
+    claims.expires = claims.issued + token_life_;
     claims.model_id = market_->model_id();
     std::string token = crypto::issue_token(*market_key_, claims);
     return {std::move(key), std::move(token), claims.name};

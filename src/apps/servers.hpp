@@ -1,9 +1,11 @@
 // Servers: market and relay on one port, as `kvasir market` and `kvasir up` run them.
 //
-// Used by these two. Thread: start, stop and invites from the main thread. Owns: market, relay or
-// listener. Limits: those of the two.
+// Used by these two. Thread: start, stop and invites from the main thread, drain() from any. Owns:
+// market, relay or listener. Limits: those of the two.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -37,6 +39,9 @@ struct ServerFlags {
     std::string origin;
     std::string name;
     uint32_t target_replicas = 1;
+    uint32_t token_life_s = 3600;
+    uint32_t lease_life_s = 60;
+    uint32_t per_address_max = 1024;  // connections to the relay
 };
 void add_server_flags(CLI::App& command, ServerFlags& flags);
 
@@ -52,8 +57,9 @@ public:
     uint16_t local_port() const;  // of the relay, plain TCP on this machine
     // The line that a person pastes on another machine.
     Result<std::string> join_line(uint32_t uses, std::chrono::seconds valid_for);
-    // What a backbone of this process, or a program that it starts, shows to the relay. `key` is
-    // its own.
+    std::chrono::seconds token_life() const { return token_life_; }
+    // What a backbone of this process, or a program that it starts, shows to the relay: a token
+    // made now. `key` is its own.
     access::Credentials backbone_credentials(std::shared_ptr<const crypto::KeyPair> key) const;
     // Tells nodes to come again and waits, at most that long, until they are gone.
     void drain(std::chrono::milliseconds within);
@@ -62,6 +68,7 @@ private:
     Servers() = default;
     // Constant after start().
     std::string url_;
+    std::chrono::seconds token_life_{0};
     std::shared_ptr<const crypto::KeyPair> market_key_;
     std::unique_ptr<coordinator::Market> market_;
     std::unique_ptr<relay::Relay> relay_;      // or

@@ -14,6 +14,7 @@
 #include "apps/api_server.hpp"
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/end_at_signal.hpp"
 #include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
 #include "apps/generate_once.hpp"
@@ -123,9 +124,18 @@ Status up(UpFlags& flags) {
     const auto first = first_part(flags.server.model_path);
     if (!first) return tl::unexpected(first.error());
     flags.server.model_path = flags.session.model_path = *first;
-    auto servers = Servers::start(flags.server, true);
-    if (!servers) return tl::unexpected(servers.error());
-    auto line = (*servers)->join_line(flags.uses, std::chrono::hours(flags.valid_h));
+    std::unique_ptr<Servers> servers;
+    auto end_at_signal = std::make_unique<EndAtSignal>();
+    auto started = Servers::start(flags.server, true);
+    if (!started) return tl::unexpected(started.error());
+    servers = std::move(*started);
+    end_at_signal->say_first([&servers] {
+        fmt::print(stderr, "up: telling nodes to come again, ends in {} s (again: at once)\n",
+                   kDrainTime.count() + 1);
+        servers->drain(kDrainTime);
+        (void)servers->market().save();
+    });
+    auto line = servers->join_line(flags.uses, std::chrono::hours(flags.valid_h));
     if (!line) return tl::unexpected(line.error());
     fmt::print(stderr, "{}\n", *line);
     std::fflush(stderr);
@@ -137,10 +147,11 @@ Status up(UpFlags& flags) {
         api.state_dir = flags.server.state_dir;
         api.threads = flags.session.threads;
         api.exact = flags.exact;
-        return run_api_server(api, **servers);
+        end_at_signal.reset();  // the API's server sees to that itself
+        return run_api_server(api, *servers);
     }
-    const Status ok = generate_here(flags, **servers, coverage);
-    (*servers)->drain(kDrainTime);
+    const Status ok = generate_here(flags, *servers, coverage);
+    servers->drain(kDrainTime);
     return ok;
 }
 

@@ -52,9 +52,14 @@ public:
         hub_ = std::move(*hub);
         for (const UplinkOptions& relay : options_.relays) {
             uplinks_.push_back(std::make_unique<Uplink>(
-                relay, [hub = hub_.get()](net::MessageStream stream, std::string address,
-                                          Hub::OnEnd on_end) {
-                    hub->adopt_relay(std::move(stream), std::move(address), std::move(on_end));
+                relay,
+                [hub = hub_.get()](net::MessageStream stream, std::string address,
+                                   RelayEvents events) -> Uplink::ShowToken {
+                    const uint64_t connection =
+                        hub->adopt_relay(std::move(stream), std::move(address), std::move(events));
+                    return [hub, connection](std::string token) {
+                        hub->renew(connection, std::move(token));
+                    };
                 }));
         }
         return {};

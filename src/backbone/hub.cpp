@@ -102,15 +102,26 @@ void Hub::on_stream(net::MessageStream stream, std::string address) {
         const std::lock_guard lock(mu_);
         if (incoming_.size() >= options_.limits.joining_max)
             return;  // closes it: the peer will retry with backoff
-        incoming_.push_back({std::move(stream), std::move(address), false, {}});
+        incoming_.push_back({next_tag_++, std::move(stream), std::move(address), false, {}});
     }
     notify(event_.get());
 }
 
-void Hub::adopt_relay(net::MessageStream stream, std::string address, OnEnd on_end) {
+uint64_t Hub::adopt_relay(net::MessageStream stream, std::string address, RelayEvents events) {
+    uint64_t tag = 0;
     {
         const std::lock_guard lock(mu_);
-        incoming_.push_back({std::move(stream), std::move(address), true, std::move(on_end)});
+        tag = next_tag_++;
+        incoming_.push_back({tag, std::move(stream), std::move(address), true, std::move(events)});
+    }
+    notify(event_.get());
+    return tag;
+}
+
+void Hub::renew(uint64_t connection, std::string token) {
+    {
+        const std::lock_guard lock(mu_);
+        renewals_.push_back({connection, std::move(token)});
     }
     notify(event_.get());
 }
@@ -137,6 +148,7 @@ void Hub::on_event(uint64_t tag) {
         uint64_t value = 0;
         [[maybe_unused]] const ssize_t got = ::read(event_.get(), &value, sizeof(value));
         take_incoming();
+        send_renewals();
         for (auto& [link_tag, state] : links_) take_control(state);
         sweep();
     } else if (joining_.contains(tag)) {
@@ -158,7 +170,7 @@ void Hub::take_incoming() {
             continue;
         }
         make_room();
-        const uint64_t tag = next_tag_++;
+        const uint64_t tag = incoming.tag;
         const int fd = incoming.stream.fd();
         net::MessageLimits before_hello = options_.messages;
         before_hello.message_bytes_max =
@@ -174,16 +186,32 @@ void Hub::take_incoming() {
 }
 
 void Hub::take_relay(Incoming incoming) {
-    const uint64_t tag = next_tag_++;
+    const uint64_t tag = incoming.tag;
     const int fd = incoming.stream.fd();
     LinkState& state =
         make_link(tag, Link::Kind::kRelay, std::move(incoming.stream), std::move(incoming.address));
-    state.on_end = std::move(incoming.on_end);
+    state.events = std::move(incoming.events);
     state.last_ping = net::Clock::now();
     watch(epoll_.get(), EPOLL_CTL_ADD, fd, tag, 0);
     log(LogLevel::kInfo, "hub", "attached to relay " + state.link->address());
     read_link(tag);
     state.link->watch();
+}
+
+void Hub::send_renewals() {
+    std::vector<Renewal> renewals;
+    {
+        const std::lock_guard lock(mu_);
+        renewals.swap(renewals_);
+    }
+    for (const Renewal& renewal : renewals) {
+        const auto found = links_.find(renewal.tag);
+        if (found == links_.end()) continue;  // its end was told
+        LinkState& state = found->second;
+        const uint32_t request = ++state.renewals;
+        const Status ok = state.link->send(wire::encode_renew(renewal.token, request));
+        if (!ok) on_renewed(state, request, tl::unexpected(ok.error()));
+    }
 }
 
 Hub::LinkState& Hub::make_link(uint64_t tag, Link::Kind kind, net::MessageStream stream,
@@ -273,7 +301,7 @@ void Hub::sweep() {
             ++it;
             continue;
         }
-        if (state.on_end) state.on_end(state.pause);
+        if (state.events.on_end) state.events.on_end(state.pause);
         it = links_.erase(it);
     }
 }

@@ -19,6 +19,7 @@
 
 #include "backbone/replica.hpp"
 #include "backbone/roster.hpp"
+#include "backbone/uplink.hpp"
 #include "backbone/verifier.hpp"
 #include "base/log_budget.hpp"
 #include "net/upgrade.hpp"
@@ -56,10 +57,12 @@ public:
     std::vector<WorkerReport> departed() const;
     void reset_reports();
 
-    // A connection to a relay, attached (wire/attach.hpp). `on_end` is called on the hub's thread
-    // when it is over, with the time to wait before the next (zero: as usual). Thread: any.
-    using OnEnd = std::function<void(std::chrono::milliseconds pause)>;
-    void adopt_relay(net::MessageStream stream, std::string address, OnEnd on_end);
+    // A connection to a relay, attached (wire/attach.hpp). Returns its number, never used again.
+    // Thread: any.
+    uint64_t adopt_relay(net::MessageStream stream, std::string address, RelayEvents events);
+    // Shows a newer token on that connection; the answer is one of its events. Nothing happens if
+    // the connection is over. Thread: any.
+    void renew(uint64_t connection, std::string token);
 
 private:
     // A connection that has not said HELLO.
@@ -75,13 +78,19 @@ private:
         std::map<uint16_t, wire::PeerUp> peers;  // behind a relay
         net::Clock::time_point last_ping{};      // of the relay itself
         std::chrono::milliseconds pause{0};      // what a relay that stops asked for
-        OnEnd on_end;
+        uint32_t renewals = 0;                   // RENEWs sent: the request_id of the newest
+        RelayEvents events;
     };
     struct Incoming {
+        uint64_t tag = 0;
         net::MessageStream stream;
         std::string address;
         bool relay = false;
-        OnEnd on_end;
+        RelayEvents events;
+    };
+    struct Renewal {
+        uint64_t tag = 0;  // of the connection
+        std::string token;
     };
 
     Hub(HubOptions options, Replica& replica, RosterBoard& board, Verifier& verifier);
@@ -90,6 +99,7 @@ private:
     void on_event(uint64_t tag);
     void take_incoming();
     void take_relay(Incoming incoming);
+    void send_renewals();
     void make_room();
     void on_joining(uint64_t tag);
     Status join_step(uint64_t tag, Joining& joining, bool& joined);
@@ -101,6 +111,8 @@ private:
     void take_control(LinkState& state);
     Status on_control(LinkState& state, std::span<const uint8_t> message);
     Status on_relay_control(LinkState& state, const wire::FrameView& frame);
+    static void on_renewed(const LinkState& state, uint32_t request,
+                           Result<std::chrono::milliseconds> left);
     std::shared_ptr<WorkerSession> session_of(uint64_t link_tag, uint16_t peer) const;
     void tick();
     void tick_links();
@@ -122,12 +134,13 @@ private:
     std::map<uint64_t, Joining> joining_;
     LogBudget refusals_{10};
     std::map<uint64_t, LinkState> links_;
-    uint64_t next_tag_ = 1;      // of connections
     uint64_t next_session_ = 1;  // a worker's generation
 
     mutable std::mutex mu_;
     // Guarded by mu_.
+    uint64_t next_tag_ = 1;  // of connections
     std::vector<Incoming> incoming_;
+    std::vector<Renewal> renewals_;
     std::map<uint64_t, std::shared_ptr<WorkerSession>> sessions_;
     std::vector<WorkerReport> departed_;
     std::thread thread_;

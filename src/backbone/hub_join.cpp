@@ -197,6 +197,10 @@ Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
             case wire::FrameType::kError: {
                 auto error = wire::decode_error(frame->payload);
                 if (!error) return tl::unexpected(error.error());
+                if (const uint32_t request = frame->header.request_id; request != 0) {
+                    on_renewed(state, request, fail(error->code, printable(error->detail)));
+                    return {};
+                }
                 return fail(error->code == Errc::kDenied || error->code == Errc::kRevoked
                                 ? error->code
                                 : Errc::kClosed,
@@ -241,12 +245,23 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
             state.pause = std::chrono::milliseconds(std::min<uint32_t>(move->within_ms, 60000));
             return {};
         }
-        case wire::FrameType::kAttached:
-            return {};  // the answer to a RENEW
+        case wire::FrameType::kAttached: {
+            auto attached = wire::decode_attached(frame.payload);
+            if (!attached) return tl::unexpected(attached.error());
+            on_renewed(state, frame.header.request_id, token_left(*attached));
+            return {};
+        }
         default:
             return fail(Errc::kProtocol, "the relay sent a frame of type " +
                                              std::to_string(static_cast<int>(frame.header.type)));
     }
+}
+
+// Nobody waits for the answer to a RENEW that a newer one has overtaken.
+void Hub::on_renewed(const LinkState& state, uint32_t request,
+                     Result<std::chrono::milliseconds> left) {
+    if (request != state.renewals || request == 0) return;
+    if (state.events.on_renewed) state.events.on_renewed(std::move(left));
 }
 
 }  // namespace kvasir::backbone

@@ -1,7 +1,6 @@
 #include "backbone/uplink.hpp"
 
 #include <algorithm>
-#include <random>
 #include <utility>
 
 #include "base/log.hpp"
@@ -9,12 +8,27 @@
 namespace kvasir::backbone {
 namespace {
 
+using std::chrono::milliseconds;
+
 constexpr auto kStableTime = std::chrono::seconds(5);  // then pauses start from the first again
+constexpr milliseconds kLeftMax = std::chrono::hours(24 * 365);  // believed of a relay
+
+std::string to_text(milliseconds time) {
+    return std::to_string(time.count()) + " ms";
+}
 
 }  // namespace
 
+milliseconds token_left(const wire::Attached& attached) {
+    const auto most = static_cast<uint64_t>(kLeftMax.count());
+    return milliseconds(std::min(attached.token_left_ms, most));
+}
+
 Uplink::Uplink(UplinkOptions options, Adopt adopt)
-    : options_(std::move(options)), adopt_(std::move(adopt)), thread_([this] { run(); }) {}
+    : options_(std::move(options)),
+      adopt_(std::move(adopt)),
+      address_(options_.endpoint.host + ":" + std::to_string(options_.endpoint.port)),
+      thread_([this] { run(); }) {}
 
 Uplink::~Uplink() {
     {
@@ -25,42 +39,31 @@ Uplink::~Uplink() {
     thread_.join();
 }
 
-bool Uplink::pause(std::chrono::milliseconds time) {
+bool Uplink::pause(milliseconds time) {
     std::unique_lock lock(state_->mu);
     state_->changed.wait_for(lock, time, [this] { return state_->stopping; });
     return !state_->stopping;
 }
 
+milliseconds Uplink::jittered(milliseconds time) {
+    return time / 2 + time * static_cast<int>(random_() % 1000) / 1000;
+}
+
 void Uplink::run() {
-    std::mt19937 random(std::random_device{}());
-    const std::string address =
-        options_.endpoint.host + ":" + std::to_string(options_.endpoint.port);
     auto wait = options_.pause_first;
     for (;;) {
         access::AttachOptions attach;
         attach.endpoint = options_.endpoint;
         attach.role = wire::Role::kBackbone;
         attach.tls = options_.tls;
-        auto attachment = access::attach(attach, options_.credentials());
+        const access::Credentials credentials = options_.credentials();
+        auto attachment = access::attach(attach, credentials);
         std::string reason;
-        std::chrono::milliseconds asked{0};
+        milliseconds asked{0};
         if (attachment) {
             const auto begin = net::Clock::now();
-            {
-                const std::lock_guard lock(state_->mu);
-                if (state_->stopping) return;
-                state_->attached = true;
-                state_->pause = std::chrono::milliseconds(0);
-            }
-            adopt_(std::move(attachment->stream), address,
-                   [state = state_](std::chrono::milliseconds pause) {
-                       const std::lock_guard lock(state->mu);
-                       state->attached = false;
-                       state->pause = pause;
-                       state->changed.notify_all();
-                   });
-            std::unique_lock lock(state_->mu);
-            state_->changed.wait(lock, [this] { return state_->stopping || !state_->attached; });
+            serve(std::move(*attachment), credentials.token);
+            const std::lock_guard lock(state_->mu);
             if (state_->stopping) return;
             asked = state_->pause;
             reason = "the connection ended";
@@ -68,14 +71,90 @@ void Uplink::run() {
         } else {
             reason = attachment.error().detail;
         }
-        auto jittered = wait / 2 + wait * static_cast<int>(random() % 1000) / 1000;
-        if (asked.count() > 0) jittered = asked * static_cast<int>(random() % 1000) / 1000;
+        const auto next =
+            asked.count() > 0 ? asked * static_cast<int>(random_() % 1000) / 1000 : jittered(wait);
         log(LogLevel::kWarn, "uplink",
-            "relay " + address + ": " + reason + "; next try in " +
-                std::to_string(jittered.count()) + " ms");
-        if (!pause(jittered)) return;
+            "relay " + address_ + ": " + reason + "; next try in " + to_text(next));
+        if (!pause(next)) return;
         wait = std::min(wait * 2, options_.pause_max);
     }
+}
+
+// Until the connection is over, or the uplink stops.
+void Uplink::serve(access::Attachment attachment, std::string token) {
+    {
+        const std::lock_guard lock(state_->mu);
+        if (state_->stopping) return;
+        state_->attached = true;
+        state_->pause = milliseconds(0);
+    }
+    const ShowToken show = adopt_(std::move(attachment.stream), address_, events());
+    keep_fresh(show, std::move(token), token_left(attachment.attached));
+}
+
+RelayEvents Uplink::events() const {
+    RelayEvents events;
+    events.on_end = [state = state_](milliseconds pause) {
+        const std::lock_guard lock(state->mu);
+        state->attached = false;
+        state->pause = pause;
+        state->changed.notify_all();
+    };
+    events.on_renewed = [state = state_](Result<milliseconds> left) {
+        const std::lock_guard lock(state->mu);
+        state->renewed = std::move(left);
+        state->changed.notify_all();
+    };
+    return events;
+}
+
+// A token that cannot be renewed ends nothing: the relay does that when its time has come, and
+// until then it is tried again.
+void Uplink::keep_fresh(const ShowToken& show, std::string token, milliseconds left) {
+    auto wait = options_.pause_first;
+    auto renew_at = net::Clock::now() + std::max(left * 3 / 4, wait);
+    for (;;) {
+        {
+            std::unique_lock lock(state_->mu);
+            if (state_->changed.wait_until(lock, renew_at, [this] { return state_->over(); }))
+                return;
+        }
+        const auto renewed = renew(show, token);
+        if (renewed) {
+            log(LogLevel::kDebug, "uplink",
+                "relay " + address_ + ": token renewed, good for " + to_text(*renewed));
+            wait = options_.pause_first;
+            renew_at = net::Clock::now() + std::max(*renewed * 3 / 4, wait);
+            continue;
+        }
+        {
+            const std::lock_guard lock(state_->mu);
+            if (state_->over()) return;
+        }
+        const auto next = jittered(wait);
+        log(LogLevel::kWarn, "uplink",
+            "relay " + address_ + ": the token is not renewed: " + renewed.error().detail +
+                "; next try in " + to_text(next));
+        renew_at = net::Clock::now() + next;
+        wait = std::min(wait * 2, options_.pause_max);
+    }
+}
+
+// For how long the newer token is good; it is then the one in `token`.
+Result<milliseconds> Uplink::renew(const ShowToken& show, std::string& token) {
+    std::string newer = options_.credentials().token;
+    if (newer == token) return fail(Errc::kExpired, "there is no newer one yet");
+    {
+        const std::lock_guard lock(state_->mu);
+        state_->renewed.reset();
+    }
+    show(newer);
+    std::unique_lock lock(state_->mu);
+    const auto told = [this] { return state_->over() || state_->renewed; };
+    if (!state_->changed.wait_for(lock, options_.answer_max, told) || !state_->renewed)
+        return fail(Errc::kTimeout, "the relay does not answer");
+    if (*state_->renewed) token = std::move(newer);
+    return *state_->renewed;
 }
 
 }  // namespace kvasir::backbone

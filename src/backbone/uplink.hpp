@@ -2,10 +2,11 @@
 //
 // Used by Backbone, one per relay. Dials out, attaches, hands the connection to the hub, and comes
 // again when it ends: with exponential backoff and jitter, or after the time that a stopping relay
-// asked for.
+// asked for. While the connection lives its token is renewed in time, so that only a relay or a
+// line that stops ends it.
 //
-// Thread: its own, blocked in dial or asleep. Owns: nothing that outlives it; the hub has the
-// connection.
+// Thread: its own, blocked in dial or in credentials(), or asleep. Owns: nothing that outlives it;
+// the hub has the connection.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 
@@ -35,36 +37,63 @@ struct UplinkOptions {
     net::Endpoint endpoint;
     std::optional<RelayHere> here;  // it is in this process, and outlives the backbone
     std::shared_ptr<const net::TlsClient> tls;
-    std::function<access::Credentials()> credentials;  // fresh ones for every attempt
-    std::chrono::milliseconds pause_first{200};
+    // Called on the uplink's thread, which it may block: for every attempt to attach, and again
+    // when three quarters of what the relay said the token is good for are over. The same token
+    // again: there is no newer one yet.
+    std::function<access::Credentials()> credentials;
+    std::chrono::milliseconds pause_first{200};  // between attempts to attach, or to renew
     std::chrono::milliseconds pause_max{15000};
+    std::chrono::milliseconds answer_max{10000};  // of the relay, to a newer token
 };
+
+// What becomes of a connection that was handed over. Called on the hub's thread; must not block.
+struct RelayEvents {
+    // Once, when it is over: the time to wait before the next (zero: as usual).
+    std::function<void(std::chrono::milliseconds pause)> on_end;
+    // The answer to a newer token: for how long it is good, or why it was refused.
+    std::function<void(Result<std::chrono::milliseconds> left)> on_renewed;
+};
+
+// For how long the token shown is good, as the relay says; no more than a year.
+std::chrono::milliseconds token_left(const wire::Attached& attached);
 
 class Uplink {
 public:
-    // Takes a connection; calls the function once when it is over, from any thread.
-    using Adopt = std::function<void(net::MessageStream stream, std::string address,
-                                     std::function<void(std::chrono::milliseconds)> on_end)>;
+    // Shows a newer token on that connection, without waiting; the answer comes as an event.
+    using ShowToken = std::function<void(std::string token)>;
+    // Takes a connection.
+    using Adopt = std::function<ShowToken(net::MessageStream stream, std::string address,
+                                          RelayEvents events)>;
 
     Uplink(UplinkOptions options, Adopt adopt);
     ~Uplink();  // joins; the connection handed over lives on
 
 private:
-    // Shared with the function that a connection calls at its end: it may outlive the uplink.
+    // Shared with the events of a connection: it may outlive the uplink.
     struct State {
         std::mutex mu;
         std::condition_variable changed;
         // Guarded by mu.
         bool stopping = false;
         bool attached = false;
-        std::chrono::milliseconds pause{0};  // asked for by the relay
+        std::chrono::milliseconds pause{0};                        // asked for by the relay
+        std::optional<Result<std::chrono::milliseconds>> renewed;  // the relay's answer
+
+        bool over() const { return stopping || !attached; }
     };
 
     void run();
+    void serve(access::Attachment attachment, std::string token);
+    void keep_fresh(const ShowToken& show, std::string token, std::chrono::milliseconds left);
+    Result<std::chrono::milliseconds> renew(const ShowToken& show, std::string& token);
+    RelayEvents events() const;
     bool pause(std::chrono::milliseconds time);  // false when stopping
+    std::chrono::milliseconds jittered(std::chrono::milliseconds time);
 
     const UplinkOptions options_;
     const Adopt adopt_;
+    const std::string address_;
+    std::mt19937 random_{std::random_device{}()};  // of the thread
     const std::shared_ptr<State> state_ = std::make_shared<State>();
     std::thread thread_;
 };

@@ -193,4 +193,10 @@ Result<market::CoverageMap> Market::coverage() {
     return map;
 }
 
+Status Market::save() {
+    Status done;
+    Status ran = impl_->thread.call([&] { done = impl_->service->save(); });
+    return ran ? done : ran;
+}
+
 }  // namespace kvasir::coordinator

@@ -77,6 +77,9 @@ public:
     void on_revoked(OnRevoked callback);
     // Errors: kBusy, kClosed.
     Result<market::CoverageMap> coverage();
+    // Writes what the database does not have yet, as the destructor does: for a process that ends
+    // without one. Errors: kBusy, kClosed, those of storage.
+    Status save();
 
 private:
     struct Impl;

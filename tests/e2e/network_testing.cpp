@@ -57,7 +57,13 @@ Operator::Operator(std::string url, const std::string& state) : url_(std::move(u
 }
 
 Json Operator::call(const std::string& method, const std::string& path, const std::string& body) {
-    if (!client_) return nullptr;
+    const auto reply = send(method, path, body);
+    return reply ? Json::parse(*reply) : Json();
+}
+
+std::optional<std::string> Operator::send(const std::string& method, const std::string& path,
+                                          const std::string& body) {
+    if (!client_) return std::nullopt;
     net::HttpCall call;
     call.method = method;
     call.url = url_ + path;
@@ -67,9 +73,9 @@ Json Operator::call(const std::string& method, const std::string& path, const st
     const auto reply = client_->call(call);
     if (!reply || reply->status != 200) {
         ADD_FAILURE() << path << ": " << (reply ? reply->body : reply.error().detail);
-        return nullptr;
+        return std::nullopt;
     }
-    return Json::parse(reply->body);
+    return reply->body;
 }
 
 Json Operator::node(const std::string& name) {

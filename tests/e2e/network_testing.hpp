@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,8 @@ public:
     // Null (and a test failure) unless the answer has status 200.
     Json get(const std::string& path) { return call("GET", path, {}); }
     Json post(const std::string& path, const Json& body) { return call("POST", path, body.dump()); }
+    // The body as it is; empty (and a test failure) unless the answer has status 200.
+    std::string text(const std::string& path) { return send("GET", path, {}).value_or(""); }
     // The row of the node of that name in /api/v1/nodes; null if there is none.
     Json node(const std::string& name);
     // Every expert is held by a proven worker with a live lease.
@@ -56,6 +59,8 @@ public:
 
 private:
     Json call(const std::string& method, const std::string& path, const std::string& body);
+    std::optional<std::string> send(const std::string& method, const std::string& path,
+                                    const std::string& body);
 
     const std::string url_;
     std::string secret_;
