@@ -1,12 +1,14 @@
 // What a relay costs, beside a direct connection and beside nginx as a TCP proxy, in one run.
 //
 //   relay_bench [--seconds S] [--idle N] [--json FILE] [--no-nginx] [--only paths|fairness|idle]
+//               [--rounds N]
 //
 //   latency   4 KB request, 4 KB answer: direct, through the relay, through nginx; plain and TLS
 //   bulk      256 KiB frames one way over the same paths
 //   idle      memory of a relay with N attached nodes that say nothing; plain and TLS
-//   fairness  p99 of a healthy pair alone, beside a flooder, beside a flood through another relay
-//             (what the machine costs), beside a reader that stopped
+//   fairness  a healthy pair alone, beside a flooder, beside a neighbour that sends as hard but to
+//             itself, beside a reader that stopped: N rounds in which these take turns, S seconds
+//             each; the ratios of a round's p99, and their median, least and largest
 //
 // Every party is a process of its own. Paths take turns within a run, so that a busy machine is
 // unfair to none. nginx terminates TLS and forwards plain bytes (one worker); it needs nginx and
@@ -111,6 +113,7 @@ private:
 
 struct Options {
     double seconds = 4;
+    int rounds = 9;
     uint32_t idle = 10000;
     std::string json, only;
     bool nginx = true;
@@ -199,91 +202,104 @@ void idle(bool tls, const Options& options, Report& report) {
                   "%.2f");
 }
 
-std::vector<double> healthy(Path& path, double seconds) {
-    std::vector<double> us;
-    const Bytes payload(kSmall, 7);
-    const auto end = net::Clock::now() + std::chrono::duration<double>(seconds);
-    while (net::Clock::now() < end) us.push_back(exchange(path, payload, 1));
-    return us;
-}
+// ---- fairness ----
 
-// A worker and a backbone in one process: what the one sends, the other reads or does not.
-struct HostilePair {
-    explicit HostilePair(const Target& target)
-        : sink(Node::attach(target, Role::kBackbone)), source(Node::attach(target, Role::kWorker)) {
-        uint16_t peer = 0;
-        while (peer == 0) {
-            const auto up = must(source.next_peer(), "peer");
-            if (up.generation == sink.attached.generation) peer = up.handle;
-        }
-        frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
+// One way to have company, as all rounds measured it.
+struct Company {
+    std::string name;
+    std::vector<double> p50_us = {}, p99_us = {};
+    double bytes = 0;  // that the company itself got through
+    double seconds = 0;
+
+    void take(std::vector<double> us) {
+        std::sort(us.begin(), us.end());
+        p50_us.push_back(us[us.size() / 2]);
+        p99_us.push_back(us[us.size() * 99 / 100]);
     }
-    Node sink, source;
-    Bytes frame;
 };
 
-Child start_flooder(const Target& target) {
-    return Child([&](int fd) {
-        (void)!::nice(19);
-        HostilePair pair(target);
-        ready(fd, 1);
-        while (true) {
-            if (!pair.source.stream.wants_write()) (void)pair.source.stream.enqueue(pair.frame);
-            (void)pair.source.stream.flush();
-            if (!pair.sink.stream.try_receive()) ::_exit(1);
-        }
-    });
+void healthy(Path& path, double seconds, std::vector<double>* us) {
+    const Bytes payload(kSmall, 7);
+    const auto end = net::Clock::now() + std::chrono::duration<double>(seconds);
+    while (net::Clock::now() < end) {
+        const double one = exchange(path, payload, 1);
+        if (us != nullptr) us->push_back(one);
+    }
 }
 
-Child start_slow(const Target& target) {
-    return Child([&](int fd) {
-        (void)!::nice(19);
-        HostilePair pair(target);
-        ready(fd, 1);
-        auto& stream = pair.source.stream;
-        while (stream.enqueue(pair.frame) && stream.flush_until(in(kPatience))) {
-        }
-        while (true) ::pause();
-    });
+void measure(Path& path, const Options& options, Company& company, const Tally& tally) {
+    healthy(path, 0.1, nullptr);  // whatever has just begun is under way
+    const uint64_t before = tally.bytes();
+    const auto start = net::Clock::now();
+    std::vector<double> us;
+    healthy(path, options.seconds, &us);
+    company.take(std::move(us));
+    company.seconds += std::chrono::duration<double>(net::Clock::now() - start).count();
+    company.bytes += static_cast<double>(tally.bytes() - before);
 }
 
-// Hostile parties run niced: what is measured is the relay's fairness, not the kernel's.
+void report_ratio(Report& report, const Company& what, const Company& of) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < what.p99_us.size(); ++i) {
+        ratios.push_back(what.p99_us[i] / of.p99_us[i]);
+    }
+    const std::string name = what.name + "_p99_of_" + of.name;
+    report.number(name, quantile(ratios, 0.5), "%.2f");
+    report.number(name + "_least", quantile(ratios, 0), "%.2f");
+    report.number(name + "_most", quantile(ratios, 1), "%.2f");
+}
+
+// The relay has a processor of its own; everybody else shares the other, where the company runs
+// only when the healthy pair has nothing to do. As root, relay and pair also come before whatever
+// else this machine does. So what is measured is the relay's fairness, not the scheduler's; what
+// the company costs without the relay is seen beside the neighbour.
 void fairness(const Options& options, Report& report) {
+    const Cores cores = two_cores();
+    const bool urgent = run_at_once();
+    std::optional<Pinned> pinned(std::in_place, cores.relay);
     const Child relay = start_relay(false);
+    pinned.reset();
+    pinned.emplace(cores.others);
     const Target target = target_at(relay.value(), false);
     const Child worker = start_worker(target);
     Path path{"relay", Node::attach(target, Role::kBackbone), 0, {}};
     path.peer = path.client.peer();
-    (void)healthy(path, 0.5);
-    const auto alone = healthy(path, options.seconds);
-    std::vector<double> beside_flooder, beside_slow, beside_other;
-    {
-        const Child flooder = start_flooder(target);
-        beside_flooder = healthy(path, options.seconds);
-    }
-    {  // the same load on the machine, but not on this relay
-        const Child other = start_relay(false);
-        const Child flooder = start_flooder(target_at(other.value(), false));
-        beside_other = healthy(path, options.seconds);
-    }
-    {
-        const Child slow = start_slow(target);
-        beside_slow = healthy(path, options.seconds);
+    healthy(path, 0.5, nullptr);
+    const Tally tally;
+    Company alone{"alone"}, neighbour{"neighbour"}, flooder{"flooder"}, slow{"slow"};
+    for (int round = 0; round < options.rounds; ++round) {
+        measure(path, options, alone, tally);
+        {
+            const Child beside = start_flooder(target, tally);
+            measure(path, options, flooder, tally);
+        }
+        {
+            const Child beside = start_neighbour(tally);
+            measure(path, options, neighbour, tally);
+        }
+        {
+            const Child beside = start_slow(target);
+            measure(path, options, slow, tally);
+        }
     }
     report.head("fairness");
-    report.number("healthy_alone_p50_us", quantile(alone, 0.5));
-    report.number("healthy_alone_p99_us", quantile(alone, 0.99));
-    report.number("healthy_beside_flooder_p50_us", quantile(beside_flooder, 0.5));
-    report.number("healthy_beside_flooder_p99_us", quantile(beside_flooder, 0.99));
-    report.number("healthy_beside_other_flood_p50_us", quantile(beside_other, 0.5));
-    report.number("healthy_beside_other_flood_p99_us", quantile(beside_other, 0.99));
-    report.number("healthy_beside_slow_p50_us", quantile(beside_slow, 0.5));
-    report.number("healthy_beside_slow_p99_us", quantile(beside_slow, 0.99));
-    report.number("flooder_p99_ratio", quantile(beside_flooder, 0.99) / quantile(alone, 0.99),
-                  "%.2f");
-    report.number("flooder_p99_of_other_flood",
-                  quantile(beside_flooder, 0.99) / quantile(beside_other, 0.99), "%.2f");
-    report.number("slow_p99_ratio", quantile(beside_slow, 0.99) / quantile(alone, 0.99), "%.2f");
+    if (urgent) {
+        const sched_param none = {};
+        (void)::sched_setscheduler(0, SCHED_OTHER, &none);
+    } else {
+        report.head("  (not root: other work on this machine is in the numbers)");
+    }
+    if (cores.relay < 0) report.head("  (one processor only: nothing is pinned)");
+    for (const Company* company : {&alone, &neighbour, &flooder, &slow}) {
+        report.number(company->name + "_p50_us", quantile(company->p50_us, 0.5));
+        report.number(company->name + "_p99_us", quantile(company->p99_us, 0.5));
+        if (company->bytes == 0) continue;
+        report.number(company->name + "_mb_s", company->bytes / company->seconds / 1e6);
+    }
+    report_ratio(report, flooder, alone);
+    report_ratio(report, flooder, neighbour);
+    report_ratio(report, neighbour, alone);
+    report_ratio(report, slow, alone);
 }
 
 Options parse(int argc, char** argv) {
@@ -298,6 +314,7 @@ Options parse(int argc, char** argv) {
             std::exit(2);
         } else {
             if (flag == "--seconds") options.seconds = std::atof(value);
+            if (flag == "--rounds") options.rounds = std::atoi(value);
             if (flag == "--idle") options.idle = static_cast<uint32_t>(std::atoi(value));
             if (flag == "--json") options.json = value;
             if (flag == "--only") options.only = value;

@@ -3,10 +3,13 @@
 // Used by relay_bench.cpp. Thread: main thread. Owns: children, which die with their objects.
 #pragma once
 
+#include <sched.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
@@ -14,6 +17,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -170,6 +174,143 @@ inline Child start_worker(const Target& target) {
         Node node = Node::attach(target, Role::kWorker);
         ready(fd, 1);
         serve(node);
+    });
+}
+
+// ---- company for a healthy pair ----
+
+// Bytes, counted by a child and read by its parent.
+class Tally {
+public:
+    Tally() {
+        void* memory = ::mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        require(memory != MAP_FAILED, "mmap");
+        counter_ = new (memory) Counter(0);
+    }
+    ~Tally() { ::munmap(counter_, sizeof(Counter)); }
+    Tally(const Tally&) = delete;
+    Tally& operator=(const Tally&) = delete;
+    void add(uint64_t bytes) const { counter_->fetch_add(bytes, std::memory_order_relaxed); }
+    uint64_t bytes() const { return counter_->load(std::memory_order_relaxed); }
+
+private:
+    using Counter = std::atomic<uint64_t>;
+    Counter* counter_;
+};
+
+// The first two processors this process may run on; -1 each when there is only one.
+struct Cores {
+    int relay = -1, others = -1;
+};
+inline Cores two_cores() {
+    cpu_set_t set;
+    require(::sched_getaffinity(0, sizeof(set), &set) == 0, "sched_getaffinity");
+    std::vector<int> found;
+    for (int core = 0; core < CPU_SETSIZE && found.size() < 2; ++core) {
+        if (CPU_ISSET(core, &set)) found.push_back(core);
+    }
+    return found.size() == 2 ? Cores{found[0], found[1]} : Cores{};
+}
+
+// This thread, and the children it starts, run on one processor as long as the object lives.
+class Pinned {
+public:
+    explicit Pinned(int core) {
+        require(::sched_getaffinity(0, sizeof(before_), &before_) == 0, "sched_getaffinity");
+        if (core < 0) return;
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(core, &set);
+        require(::sched_setaffinity(0, sizeof(set), &set) == 0, "sched_setaffinity");
+    }
+    ~Pinned() { (void)::sched_setaffinity(0, sizeof(before_), &before_); }
+    Pinned(const Pinned&) = delete;
+    Pinned& operator=(const Pinned&) = delete;
+
+private:
+    cpu_set_t before_;
+};
+
+// This process, and the children it starts, run before all that is not urgent. False: not allowed.
+inline bool run_at_once() {
+    sched_param priority = {};
+    priority.sched_priority = 1;
+    return ::sched_setscheduler(0, SCHED_FIFO, &priority) == 0;
+}
+
+// Gives way at once to whoever is urgent; where nobody may be, to everybody.
+inline void run_when_idle() {
+    const bool urgent = ::sched_getscheduler(0) == SCHED_FIFO;
+    const sched_param none = {};
+    require(::sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_IDLE, &none) == 0,
+            "sched_setscheduler");
+}
+
+// A sender and its receiver in one process, at two ends of a relay.
+struct HostilePair {
+    explicit HostilePair(const Target& target)
+        : sink(Node::attach(target, Role::kBackbone)), source(Node::attach(target, Role::kWorker)) {
+        uint16_t peer = 0;
+        while (peer == 0) {
+            const auto up = must(source.next_peer(), "peer");
+            if (up.generation == sink.attached.generation) peer = up.handle;
+        }
+        frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
+    }
+    Node sink, source;
+    Bytes frame;
+};
+
+// Sends as fast as the line takes it, and reads as fast as it comes. Ends with the connection.
+inline void flood(net::MessageStream& source, net::MessageStream& sink, const Bytes& frame,
+                  const Tally& tally) {
+    while (true) {
+        if (!source.wants_write()) (void)source.enqueue(frame);
+        (void)source.flush();
+        const auto got = sink.try_receive();
+        if (!got) ::_exit(1);
+        if (*got) tally.add((*got)->size());
+    }
+}
+
+inline Child start_flooder(const Target& target, const Tally& tally) {
+    return Child([&](int fd) {
+        run_when_idle();
+        HostilePair pair(target);
+        ready(fd, 1);
+        flood(pair.source.stream, pair.sink.stream, pair.frame, tally);
+    });
+}
+
+// As much work for the machine, without a relay: it floods itself.
+inline Child start_neighbour(const Tally& tally) {
+    return Child([&](int fd) {
+        run_when_idle();
+        std::promise<net::MessageStream> accepted;
+        const auto listener =
+            must(net::Listener::make(must(net::parse_listen("127.0.0.1:0"), "listen"),
+                                     [&](net::MessageStream stream, std::string) {
+                                         accepted.set_value(std::move(stream));
+                                     }),
+                 "listener");
+        Node source = Node::connect(target_at(listener->port(), false));
+        net::MessageStream sink = accepted.get_future().get();
+        ready(fd, 1);
+        flood(source.stream, sink, make_frame(FrameType::kResult, 1, 1, Bytes(kBulkFrame)), tally);
+    });
+}
+
+// Its receiver takes nothing, so its queue at the relay is full.
+inline Child start_slow(const Target& target) {
+    return Child([&](int fd) {
+        run_when_idle();
+        HostilePair pair(target);
+        ready(fd, 1);
+        auto& stream = pair.source.stream;
+        while (stream.enqueue(pair.frame) && stream.flush_until(in(kPatience))) {
+        }
+        while (true) ::pause();
     });
 }
 

@@ -95,8 +95,9 @@ build() {
     say "making OpenSSL, libcurl and ggml for 64-bit ARM in $dir (once; about 3 minutes on two cores)"
     set_up_apt
     make_openssl
-    make_curl
+    make_curl &  # its configure keeps one core busy for a minute: ggml has the other
     make_ggml
+    wait $! || exit 4
     rm -rf "$dir/apt"
     touch "$dir/complete"
     exec 9>&-

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "net/close_code.hpp"
 #include "net/message_reader.hpp"
 #include "net/send_buffer.hpp"
 #include "net/socket_wait.hpp"
@@ -28,25 +29,10 @@ namespace {
 using wire::WsHeader;
 using wire::WsOpcode;
 
-constexpr uint16_t kCloseProtocol = 1002;
-constexpr uint16_t kCloseUnsupported = 1003;
-constexpr uint16_t kCloseTooBig = 1009;
-
 constexpr size_t kPiecesDirectMax = 15;     // more are copied before they are sent
 constexpr size_t kDrainBytesMax = 1 << 20;  // thrown away before a close, see drain()
 constexpr auto kBlockingWaitMin = std::chrono::milliseconds(64);  // see Impl::set_read_timeout
 constexpr auto kBlockingWaitMax = std::chrono::hours(1);
-
-// Codes that may stand in a close frame (RFC 6455 section 7.4).
-bool legal_close_code(uint16_t code) {
-    if (code >= 3000 && code <= 4999) return true;
-    return code >= 1000 && code <= 1014 && code != 1004 && code != 1005 && code != 1006;
-}
-
-uint16_t close_code_for(Errc code) {
-    if (code == Errc::kLimit) return kCloseTooBig;
-    return code == Errc::kUnsupported ? kCloseUnsupported : kCloseProtocol;
-}
 
 }  // namespace
 
@@ -68,7 +54,8 @@ struct MessageStream::Impl {
           reader(side_in == Side::kServer, limits_in.message_bytes_max) {}
 
     Status send_frame(WsOpcode opcode, std::span<const std::span<const uint8_t>> pieces);
-    Result<uint64_t> send_some(std::span<iovec> vectors);
+    bool sends_in_turns() const { return limits.send_bytes_per_call != UINT64_MAX; }
+    Result<uint64_t> send_some(std::span<iovec> vectors, uint64_t bytes_max);
     Status send_direct(std::span<iovec> vectors);
     Status flush();
     void send_owed_pong();
@@ -119,9 +106,15 @@ Error MessageStream::Impl::write_failed(Error error) {
     return error;
 }
 
-// 0 when the kernel takes nothing now.
-Result<uint64_t> MessageStream::Impl::send_some(std::span<iovec> vectors) {
-    auto sent = transport.write(vectors);
+// At most `bytes_max` (not 0) of them; 0 when the kernel takes nothing now.
+Result<uint64_t> MessageStream::Impl::send_some(std::span<iovec> vectors, uint64_t bytes_max) {
+    uint64_t bytes = 0;
+    size_t count = 0;
+    while (count < vectors.size() && bytes < bytes_max) bytes += vectors[count++].iov_len;
+    const uint64_t over = bytes - std::min(bytes, bytes_max);
+    if (count != 0) vectors[count - 1].iov_len -= over;
+    auto sent = transport.write(vectors.first(count));
+    if (count != 0) vectors[count - 1].iov_len += over;
     if (!sent) return tl::unexpected(write_failed(std::move(sent.error())));
     counters.bytes_out += *sent;
     return sent;
@@ -129,9 +122,11 @@ Result<uint64_t> MessageStream::Impl::send_some(std::span<iovec> vectors) {
 
 // Sends `vectors` from where they lie; what the kernel does not take is copied to `unsent`.
 Status MessageStream::Impl::send_direct(std::span<iovec> vectors) {
-    while (!vectors.empty()) {
-        auto sent = send_some(vectors);
+    uint64_t turn = limits.send_bytes_per_call;
+    while (!vectors.empty() && turn != 0) {
+        auto sent = send_some(vectors, turn);
         if (!sent) return tl::unexpected(std::move(sent.error()));
+        turn -= *sent;
         uint64_t left = *sent;
         while (!vectors.empty() && left >= vectors.front().iov_len) {
             left -= vectors.front().iov_len;
@@ -169,7 +164,7 @@ Status MessageStream::Impl::send_frame(WsOpcode opcode,
     }
     unsent.append({head.data(), head_bytes});
     for (const auto& piece : pieces) unsent.append(piece);
-    return flush();
+    return sends_in_turns() ? Status() : flush();
 }
 
 Status MessageStream::Impl::flush() {
@@ -177,12 +172,13 @@ Status MessageStream::Impl::flush() {
         auto status = transport.flush();
         if (!status) return tl::unexpected(write_failed(std::move(status.error())));
     }
-    while (!unsent.empty()) {
+    for (uint64_t turn = limits.send_bytes_per_call; !unsent.empty() && turn != 0;) {
         std::array<iovec, 16> vectors;
         const size_t count = unsent.gather(vectors);
-        auto sent = send_some({vectors.data(), count});
+        auto sent = send_some({vectors.data(), count}, turn);
         if (!sent) return tl::unexpected(std::move(sent.error()));
         if (*sent == 0) break;
+        turn -= *sent;
         unsent.consume(*sent);
     }
     if (ping_owed && !write_closed) send_owed_pong();
@@ -323,6 +319,7 @@ void MessageStream::Impl::drain() {
 void MessageStream::Impl::close(uint16_t code) {
     if (closed) return;
     closed = true;
+    limits.send_bytes_per_call = UINT64_MAX;  // the last chance of what is pending
     if (!write_closed) {
         const std::array<uint8_t, 2> payload = {static_cast<uint8_t>(code >> 8),
                                                 static_cast<uint8_t>(code)};
@@ -396,7 +393,9 @@ Status MessageStream::enqueue(std::span<const std::span<const uint8_t>> pieces) 
         return fail(Errc::kLimit, "message of " + std::to_string(bytes) +
                                       " bytes is over the limit of the connection");
     }
-    if (auto status = impl_->flush(); !status) return status;
+    if (!impl_->sends_in_turns() || impl_->unsent.empty()) {
+        if (auto status = impl_->flush(); !status) return status;
+    }
     if (impl_->unsent.size() > unsent_max - bytes) {
         return fail(Errc::kBusy, "the peer reads too slowly: " +
                                      std::to_string(impl_->unsent.size()) + " bytes are unsent");

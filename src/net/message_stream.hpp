@@ -54,6 +54,9 @@ struct MessageLimits {
     uint64_t unsent_bytes_max = uint64_t{128} << 20;  // enqueue() beyond this is kBusy
     uint32_t control_per_second_max = 100;            // pings a peer may send; more is kProtocol
     uint64_t receive_bytes_per_call = 8 << 20;  // then the caller of try_receive() gets a turn
+    // Given to the kernel by one enqueue() or flush(), the rest by later calls of flush(); while
+    // bytes are pending, enqueue() only appends. For one thread with many streams.
+    uint64_t send_bytes_per_call = UINT64_MAX;
 };
 
 struct StreamCounters {
@@ -92,7 +95,7 @@ public:
     Status enqueue(std::span<const uint8_t> message);
     Status enqueue_ping();  // WebSocket-level ping
     bool wants_write() const;
-    // Writes pending bytes without blocking. Errors: kClosed, kIo.
+    // Writes pending bytes (at most send_bytes_per_call) without blocking. Errors: kClosed, kIo.
     Status flush();
     // Blocks until nothing is pending, or the deadline (kTimeout).
     Status flush_until(Deadline deadline);

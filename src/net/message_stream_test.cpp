@@ -291,6 +291,31 @@ TEST_P(Streams, APeerThatNeverReadsMakesUsBusyNotBig) {
     EXPECT_EQ(copy(*reader.receive(in(10s))), bytes_of("marker"));
 }
 
+// A sender with turns gives the kernel so much a call, and keeps nothing back when it closes.
+TEST_P(Streams, SendingTakesTurns) {
+    auto [a, b] = ends();
+    MessageLimits limits;
+    limits.send_bytes_per_call = 3000;
+    MessageStream sender(std::move(a), Side::kServer, {}, limits);
+    MessageStream reader(std::move(b), Side::kClient, {});
+    ASSERT_TRUE(sender.enqueue(pattern(10000, 1)));
+    EXPECT_EQ(sender.counters().bytes_out, 3000u);
+    ASSERT_TRUE(sender.enqueue(pattern(10000, 2)));
+    EXPECT_EQ(sender.counters().bytes_out, 3000u) << "it only appends while bytes are pending";
+    ASSERT_TRUE(sender.flush());
+    EXPECT_EQ(sender.counters().bytes_out, 6000u);
+    EXPECT_TRUE(sender.wants_write());
+    ASSERT_TRUE(sender.flush_until(in(10s)));
+    ASSERT_TRUE(sender.enqueue(pattern(10000, 3)));
+    sender.close(1000);
+    for (uint32_t i = 1; i <= 3; ++i) {
+        const auto message = reader.receive(in(10s));
+        ASSERT_TRUE(message) << message.error().detail;
+        EXPECT_TRUE(copy(*message) == pattern(10000, i)) << i;
+    }
+    EXPECT_EQ(reader.receive(in(10s)).error().code, Errc::kClosed);
+}
+
 TEST_P(Streams, PingsAreAnsweredAndFloodsAreNot) {
     auto [raw, end] = raw_and_end();
     MessageLimits limits;

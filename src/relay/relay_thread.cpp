@@ -312,6 +312,7 @@ void RelayImpl::perform(const AllowFrames& action) {
     limits.message_bytes_max = options_.switchboard.message_bytes_max;
     limits.unsent_bytes_max = UINT64_MAX;  // the switchboard counts
     limits.receive_bytes_per_call = options_.turn_bytes;
+    limits.send_bytes_per_call = options_.turn_send_bytes;
     channel->stream.set_limits(limits);
 }
 

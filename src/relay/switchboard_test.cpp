@@ -520,6 +520,36 @@ TEST(Backpressure, StrangersWhoDoNotReadDoNotStarveAPair) {
     EXPECT_FALSE(relay.lines[pair.worker].closed);
 }
 
+// Another sender to the same receiver waits for what is queued and one frame more, however much the
+// flooder has to say; strangers do not wait at all.
+TEST(Backpressure, AFloodDelaysOthersByOneQueueAtMost) {
+    FakeRelay relay(tiny());
+    const PairOf flooded(relay);
+    const auto quiet = relay.attach(3, Role::kWorker);
+    const auto other_backbone = relay.attach(4, Role::kBackbone, "2 0 1000");
+    const auto other_worker = relay.attach(5, Role::kWorker, "2 0 1000");
+    const uint16_t from_quiet = handle_of(relay, quiet);
+    const uint16_t from_other = handle_of(relay, other_worker);
+    relay.lines[flooded.backbone].reads = false;
+    for (uint32_t i = 0; i < 500; ++i) {
+        relay.say(flooded.worker, request(flooded.to_backbone, i, 100, FrameType::kResult));
+    }
+    for (uint32_t n = 0; n < 100; ++n) {
+        relay.say(other_worker, request(from_other, n, 100, FrameType::kResult));
+        ASSERT_EQ(relay.taken(other_backbone, FrameType::kResult).size(), n + 1);
+        relay.say(quiet, request(from_quiet, 1000 + n, 10, FrameType::kResult));
+        uint64_t bytes_before = 0;
+        while (true) {
+            relay.take(flooded.backbone, 1);
+            const Frame& frame = relay.lines[flooded.backbone].taken.back();
+            if (frame.header.request_id == 1000 + n) break;
+            bytes_before += wire::kFrameHeaderBytes + frame.payload.size();
+            ASSERT_LE(bytes_before, tiny().queue_bytes_max + 116);
+        }
+    }
+    EXPECT_FALSE(relay.lines[flooded.worker].inbox.empty()) << "the flood was over too early";
+}
+
 TEST(Backpressure, OneThatReadsNothingOfWhatItIsToldIsNotReadEither) {
     FakeRelay relay(tiny());
     const PairOf pair(relay);

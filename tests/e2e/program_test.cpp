@@ -1,5 +1,6 @@
 // The real program: flags, exit codes, monolithic runs, the benchmark against llama.cpp RPC.
 #include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -189,6 +190,16 @@ TEST(Program, BenchMeasuresLlamaRpcWithTheSameBits) {
     EXPECT_FALSE(json["machine"]["cpu"].get<std::string>().empty());
 }
 #endif
+
+// Whatever else a test looks at: a program that a sanitizer ended fails it.
+TEST(Program, AFindingOfASanitizerIsAFailure) {
+    for (const char* line : {"==1==ERROR: AddressSanitizer: heap-use-after-free on address 0x1",
+                             "x.cpp:1:2: runtime error: signed integer overflow"}) {
+        EXPECT_NONFATAL_FAILURE(run_program({"/bin/sh", "-c", "echo \"$0\" >&2", line}),
+                                "a sanitizer's finding: " + std::string(line));
+    }
+    run_program({"/bin/sh", "-c", "echo 'kvasir: error: no such file' >&2"});
+}
 
 }  // namespace
 }  // namespace kvasir::e2e

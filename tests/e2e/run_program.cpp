@@ -1,6 +1,7 @@
 #include "run_program.hpp"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -63,6 +64,16 @@ size_t count_of(const std::string& text, std::string_view wanted) {
     _exit(127);
 }
 
+// A swarm may survive a program that a sanitizer ended; the test must not.
+void expect_no_finding(const std::string& err) {
+    for (const char* sign : {"Sanitizer: ", "runtime error: "}) {
+        const size_t at = err.find(sign);
+        if (at == std::string::npos) continue;
+        ADD_FAILURE() << "a sanitizer's finding: " << err.substr(err.rfind('\n', at) + 1, 8000);
+        return;
+    }
+}
+
 }  // namespace
 
 struct Program::Impl {
@@ -101,9 +112,12 @@ Program& Program::operator=(Program&& other) noexcept {
 }
 
 Program::~Program() {
-    if (!impl_ || impl_->poll()) return;
-    signal(SIGKILL);
-    waitpid(impl_->pid, nullptr, 0);
+    if (!impl_) return;
+    if (!impl_->poll()) {
+        signal(SIGKILL);
+        waitpid(impl_->pid, nullptr, 0);
+    }
+    expect_no_finding(impl_->err.text());
 }
 
 pid_t Program::pid() const {

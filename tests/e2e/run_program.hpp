@@ -2,7 +2,7 @@
 //
 // Used by the end-to-end tests. No shell in between; output goes to files in memory, so that a
 // program never waits for its reader. A background program is killed with the object, and by the
-// kernel when the test dies.
+// kernel when the test dies. What a sanitizer reports in any of them is a failure of the test.
 // Thread: one owner. Owns: the process and its captured output.
 // Limits: run_program() kills what runs longer than `seconds_max` and reports it as signal 9.
 #pragma once
