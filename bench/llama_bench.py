@@ -4,11 +4,11 @@ knows nothing of Kvasir. `bench/run 122b` calls it; docs/performance.md has its 
 
   bench/llama_bench.py BUILD LLAMA_BIN MODEL [--rounds N] [--prompt N] [--tokens N] [--threads N]
 
-Ways take turns, forwards and backwards; ratios are medians over the rounds, each against `plain` of the same round:
-  plain    llama-bench, the experts in plain buffers (-ot exps=CPU), as the kernels have them
-  default  llama-bench as it is: experts in repacked buffers, whose bits are others
-  plugin   GGML_BACKEND_PATH=libggml-kvasir.so, KVASIR_MODEL=MODEL
-  off      the same with KVASIR_KERNELS=off: the experts as ggml's graph
+Ways take turns, forwards and backwards; ratios are medians over the rounds, each against `default` of the same round:
+  default  llama-bench as it is: experts in repacked buffers, whose bits are others (it has no --no-repack)
+  off      GGML_BACKEND_PATH=libggml-kvasir.so, KVASIR_MODEL=MODEL, KVASIR_KERNELS=off: the experts as ggml's graph in plain
+           buffers, which is what llama.cpp does with --no-repack
+  plugin   the same with the kernels
 """
 
 import argparse
@@ -46,21 +46,20 @@ def main():
     plugin = {"GGML_BACKEND_PATH": os.path.abspath(os.path.join(flags.build, "lib", "libggml-kvasir.so")),
               "KVASIR_MODEL": os.path.abspath(flags.model), "KVASIR_LISTEN": "127.0.0.1:0"}
     ways = {
-        "plain": ([*work, "-ot", "exps=CPU"], {}),
-        "default": (work, {}),
-        "plugin": (work, plugin),
-        "off": (work, {**plugin, "KVASIR_KERNELS": "off"}),
+        "default": {},
+        "off": {**plugin, "KVASIR_KERNELS": "off"},
+        "plugin": plugin,
     }
     speeds = {name: [] for name in ways}
     for turn in range(flags.rounds):
         names = list(ways) if turn % 2 == 0 else list(reversed(ways))
         for name in names:
-            speeds[name].append(measure(program, *ways[name]))
+            speeds[name].append(measure(program, work, ways[name]))
     print(f"{'':<8} {'prompt tok/s':>12} {'ratio':>7} {'decode tok/s':>12} {'ratio':>7}")
     for name, rounds in speeds.items():
         line = f"{name:<8}"
         for kind in (0, 1):
-            ratio = statistics.median(mine[kind] / plain[kind] for mine, plain in zip(rounds, speeds["plain"]))
+            ratio = statistics.median(mine[kind] / theirs[kind] for mine, theirs in zip(rounds, speeds["default"]))
             line += f" {statistics.median(each[kind] for each in rounds):>12.2f} {ratio:>7.3f}"
         print(line)
 

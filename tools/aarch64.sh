@@ -95,9 +95,13 @@ build() {
     say "making OpenSSL, libcurl and ggml for 64-bit ARM in $dir (once; about 3 minutes on two cores)"
     set_up_apt
     make_openssl
-    make_curl &  # its configure keeps one core busy for a minute: ggml has the other
+    # Its configure keeps one core busy for a minute: ggml has the other. Whatever fails, nothing goes on in $dir.
+    make_curl &
+    local curl=$!
+    trap 'kill $curl 2>/dev/null; wait' EXIT
     make_ggml
-    wait $! || exit 4
+    wait $curl || exit 4
+    trap - EXIT
     rm -rf "$dir/apt"
     touch "$dir/complete"
     exec 9>&-

@@ -258,6 +258,8 @@ Result<bool> bench_once(BenchFlags& flags) {
         return fail(Errc::kUsage,
                     "--beside-graph compares what the backbone computes by itself: "
                     "use it with --workers 0");
+    if (flags.beside_graph && flags.swarm.compute_with == engine::ComputeWith::kGraph)
+        return fail(Errc::kUsage, "--beside-graph --kernels off: that is the graph beside itself");
     Bench bench;
     if (const Status ready = open_all(bench, flags); !ready) return tl::unexpected(ready.error());
     const auto all = measure(bench, flags);

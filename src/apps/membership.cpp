@@ -135,8 +135,8 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     if (!claims) return tl::unexpected(claims.error());
     if ((claims->roles & crypto::kRoleBackbone) == 0) {
         return fail(Errc::kDenied,
-                    "the market lets this node be no backbone: the invite code is a worker's; ask "
-                    "for a backbone's (kvasir market --print-invite backbone)");
+                    "the market knows this node, but not as a backbone: join with a backbone's "
+                    "invite code (kvasir market --print-invite backbone)");
     }
     auto endpoint = worker::relay_endpoint(*info, *address);
     if (!endpoint) return tl::unexpected(endpoint.error());

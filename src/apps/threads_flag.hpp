@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <string>
 #include <thread>
@@ -23,7 +24,9 @@ inline uint64_t threads_max(uint64_t hardware) {
 // is. What is no number at all is left to CLI11.
 inline std::string refuse_threads(const std::string& text, uint64_t hardware) {
     int64_t count = 0;
-    if (!CLI::detail::lexical_cast(text, count)) return {};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+    if (error == std::errc::invalid_argument || end != text.data() + text.size()) return {};
+    if (error == std::errc::result_out_of_range) count = text[0] == '-' ? 0 : INT64_MAX;
     if (count < 1) return text + " threads cannot compute anything: give 1 or more";
     const uint64_t most = threads_max(hardware);
     if (static_cast<uint64_t>(count) <= most) return {};

@@ -125,15 +125,17 @@ Status up(UpFlags& flags) {
     if (!first) return tl::unexpected(first.error());
     flags.server.model_path = flags.session.model_path = *first;
     std::unique_ptr<Servers> servers;
-    auto end_at_signal = std::make_unique<EndAtSignal>();
+    auto end_at_signal = EndAtSignal::make();
+    if (!end_at_signal) return tl::unexpected(end_at_signal.error());
     auto started = Servers::start(flags.server, true);
     if (!started) return tl::unexpected(started.error());
     servers = std::move(*started);
-    end_at_signal->say_first([&servers] {
+    (*end_at_signal)->say_first([&servers, asked = has_prompt(flags)](int signal) {
         fmt::print(stderr, "up: telling nodes to come again, ends in {} s (again: at once)\n",
                    kDrainTime.count() + 1);
         servers->drain(kDrainTime);
         (void)servers->market().save();
+        return asked ? 128 + signal : 0;  // without its answer, or as it was told to
     });
     auto line = servers->join_line(flags.uses, std::chrono::hours(flags.valid_h));
     if (!line) return tl::unexpected(line.error());
@@ -147,7 +149,7 @@ Status up(UpFlags& flags) {
         api.state_dir = flags.server.state_dir;
         api.threads = flags.session.threads;
         api.exact = flags.exact;
-        end_at_signal.reset();  // the API's server sees to that itself
+        end_at_signal->reset();  // the API's server sees to that itself
         return run_api_server(api, *servers);
     }
     const Status ok = generate_here(flags, *servers, coverage);

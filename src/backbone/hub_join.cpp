@@ -178,7 +178,8 @@ void Hub::take_control(LinkState& state) {
     }
 }
 
-// Of a relay: a worker's own connection has no such frames. An error is about the whole link.
+// Of a relay: a worker's own connection has no such frames. An error is about a RENEW that it
+// names, or about the whole link.
 Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
     auto frame = wire::decode_frame(message);
     if (!frame) return tl::unexpected(frame.error());

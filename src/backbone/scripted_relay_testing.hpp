@@ -135,6 +135,7 @@ private:
     std::vector<net::MessageStream> waiting_;
     std::vector<std::string> attaches_;
     std::vector<Renewal> renewals_;
+
     std::unique_ptr<net::Listener> listener_;
     std::thread thread_;
 };

@@ -112,6 +112,7 @@ RelayEvents Uplink::events() const {
 // until then it is tried again.
 void Uplink::keep_fresh(const ShowToken& show, std::string token, milliseconds left) {
     auto wait = options_.pause_first;
+    std::string last_reason;
     auto renew_at = net::Clock::now() + std::max(left * 3 / 4, wait);
     for (;;) {
         {
@@ -124,7 +125,9 @@ void Uplink::keep_fresh(const ShowToken& show, std::string token, milliseconds l
             log(LogLevel::kDebug, "uplink",
                 "relay " + address_ + ": token renewed, good for " + to_text(*renewed));
             wait = options_.pause_first;
-            renew_at = net::Clock::now() + std::max(*renewed * 3 / 4, wait);
+            last_reason.clear();
+            left = *renewed;
+            renew_at = net::Clock::now() + std::max(left * 3 / 4, wait);
             continue;
         }
         {
@@ -132,11 +135,13 @@ void Uplink::keep_fresh(const ShowToken& show, std::string token, milliseconds l
             if (state_->over()) return;
         }
         const auto next = jittered(wait);
-        log(LogLevel::kWarn, "uplink",
-            "relay " + address_ + ": the token is not renewed: " + renewed.error().detail +
-                "; next try in " + to_text(next));
+        const std::string& reason = renewed.error().detail;
+        log(reason == last_reason ? LogLevel::kDebug : LogLevel::kWarn, "uplink",
+            "relay " + address_ + ": the token is not renewed: " + reason + "; next try in " +
+                to_text(next));
+        last_reason = reason;
         renew_at = net::Clock::now() + next;
-        wait = std::min(wait * 2, options_.pause_max);
+        wait = std::min(wait * 2, std::max(options_.pause_max, left / 50));
     }
 }
 

@@ -40,8 +40,7 @@ std::optional<uint8_t> parse_role(std::string_view name) {
 std::string wrong_role_text(uint8_t granted, uint8_t wanted) {
     const std::string needed = joined(wanted);
     return "the invite code gives the role " + joined(granted) + ", this node needs the role " +
-           needed + ": ask for a code of that role (kvasir market --print-invite " + needed +
-           "); this one was not used up";
+           needed + ": ask for a code of that role; this one was not used up";
 }
 
 }  // namespace kvasir::market

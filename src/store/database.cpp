@@ -100,6 +100,7 @@ struct Database::Impl {
     bool has_warned = false;
     bool is_open = false;
     bool is_failing = false;
+    long long told_changes = 0;  // of rows, when tell() looked last
 
     // Runs something of SOCI; its exceptions become errors.
     Status guard(const std::function<Status()>& work) {
@@ -153,18 +154,32 @@ struct Database::Impl {
         return done;
     }
 
+    // Since it was opened, what was rolled back included.
+    long long rows_changed() {
+        long long count = 0;
+        (void)guard([&]() -> Status {
+            sql << "SELECT total_changes()", soci::into(count);
+            return {};
+        });
+        return count;
+    }
+
     // Whoever keeps the disk learns it once, and that it is over.
     void tell(const Status& done) {
         if (!is_open) return;
+        // A transaction that changed nothing wrote nothing.
+        const long long changes = rows_changed();
+        const bool wrote = done && changes != told_changes;
+        told_changes = changes;
         const bool fails = !done && is_disk(done.error().code);
         if (fails && !is_failing) {
             log(LogLevel::kError, "store",
                 printable(path) +
                     " cannot be written, and who asks for that is refused: " + done.error().detail);
         }
-        if (done && is_failing)
+        if (wrote && is_failing)
             log(LogLevel::kWarn, "store", printable(path) + " is written again");
-        if (done || fails) is_failing = fails;
+        if (wrote || fails) is_failing = fails;
     }
 
     uint64_t wal_bytes() const {

@@ -10,10 +10,9 @@
 //     write=short             every write takes only half of what it is given
 //     CALL=ERROR              fsync (and fdatasync), ftruncate, fallocate (and posix_fallocate),
 //                             rename (and link), create (open with O_CREAT of a new file)
-//     fsync=lost              the first fsync fails with EIO and 4096 bytes in the middle of that
-//     file
-//                             never reached the disk: the cache shows them until it is dropped
-//                             (posix_fadvise) or the file gets another name
+//     fsync=lost              the first fsync fails with EIO, and 4096 bytes in the middle of that
+//                             file never reached the disk: the cache shows them until it is
+//                             dropped (posix_fadvise) or the file gets another name
 //   ERROR is ENOSPC, EIO, EDQUOT or EOPNOTSUPP. For example
 //   write=ENOSPC@100000,fallocate=EOPNOTSUPP
 // Thread: any. Limits: writes through stdio are not seen (glibc does not call itself by name).

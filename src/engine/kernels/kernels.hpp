@@ -1,6 +1,7 @@
 // The kernels of one instruction set, and the choice among them.
 //
-// Used by KernelRunner (engine/kernel_runner.hpp). Every set gives the same bits; they differ in speed.
+// Used by KernelRunner (engine/kernel_runner.hpp). Every set gives the same bits; they differ in
+// speed.
 // Thread: pure functions over the caller's memory; the sets are constants.
 // Limits: rows and weights may have any alignment; nothing past their ends is read.
 #pragma once

@@ -5,7 +5,8 @@
 // KVASIR_LISTEN: HOST:PORT where workers may join (default 127.0.0.1:8377); empty: nobody may.
 // KVASIR_RELAY: ws://HOST:PORT or wss://HOST:PORT of a relay that more workers come through, with
 //   KVASIR_KEY_FILE and KVASIR_TOKEN_FILE (this backbone's key, and its token: read again at every
-//   attempt to attach) and, for wss, KVASIR_CA_FILE (PEM; default: the system's roots).
+//   attempt to attach, and before it ends) and, for wss, KVASIR_CA_FILE (PEM; default: the system's
+//   roots).
 // KVASIR_EXACT: strict (default) or any.
 // KVASIR_KERNELS: on (default), or off: ggml computes what is computed here.
 // KVASIR_LOG: debug, info, warn (default), error or off: lines on stderr.
