@@ -1,10 +1,10 @@
 // EndAtSignal: lets a program end well at SIGTERM and SIGINT whatever its main thread is doing, a
 // long decode or a read of the terminal: the process ends after a few last words.
 //
-// Used by `kvasir up`. Thread: made and destroyed on the main thread; its own waits for the
-// signals. Owns: both signals, blocked in all threads that start while it lives; the destructor
-// gives the main thread its old mask back. Limits: one a process. The second signal ends the
-// process at once.
+// Used by `kvasir up`, and by `kvasir market` while it starts. Thread: made and destroyed on the
+// main thread; its own waits for the signals. Owns: both signals, blocked in all threads that start
+// while it lives; the destructor gives the main thread its old mask back. Limits: one a process.
+// The second signal ends the process at once.
 #pragma once
 
 #include <signal.h>

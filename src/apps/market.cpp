@@ -11,6 +11,7 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/end_at_signal.hpp"
 #include "apps/servers.hpp"
 
 namespace kvasir::apps {
@@ -30,7 +31,10 @@ Status serve(const MarketFlags& flags) {
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of the threads to come, too
+    auto end_at_signal = EndAtSignal::make();         // hashing a model takes minutes
+    if (!end_at_signal) return tl::unexpected(end_at_signal.error());
     auto servers = Servers::start(flags.server, false);
+    end_at_signal->reset();
     if (!servers) return tl::unexpected(servers.error());
     fmt::print("market: {}\n", (*servers)->url());
     for (const std::string& role : flags.invites) {
