@@ -156,6 +156,7 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
             log(LogLevel::kWarn, "up", ok.error().detail);
         }
     }
+    fmt::print(stderr, "up: ending llama-server and telling nodes to come again\n");
     process->stop(kStopTime);
     servers.drain(kStopTime);
     return {};

@@ -37,6 +37,10 @@ Status serve(const MarketFlags& flags) {
     end_at_signal->reset();
     if (!servers) return tl::unexpected(servers.error());
     fmt::print("market: {}\n", (*servers)->url());
+    if (!flags.server.relay_url.empty()) {
+        fmt::print("relay: kvasir relay --market-key {}\n",
+                   crypto::to_hex((*servers)->market().key()));
+    }
     for (const std::string& role : flags.invites) {
         const uint8_t bits = role == "backbone" ? crypto::kRoleBackbone : crypto::kRoleWorker;
         auto invite =
@@ -48,6 +52,8 @@ Status serve(const MarketFlags& flags) {
     while (::sigwaitinfo(&signals, nullptr) <= 0) {
     }
     ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // the second one ends at once
+    fmt::print(stderr, "market: telling nodes to come again, ends in {} s (again: at once)\n",
+               flags.drain_s + 1);
     (*servers)->drain(std::chrono::seconds(flags.drain_s));
     return {};
 }

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "apps/state_lock.hpp"
 #include "base/log.hpp"
 #include "crypto/token.hpp"
 #include "net/client.hpp"
@@ -112,6 +113,8 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     }
     auto state = make_state_dir(options.state_dir);
     if (!state) return tl::unexpected(state.error());
+    auto lock = lock_backbone(*state);
+    if (!lock) return tl::unexpected(lock.error());
     auto key = crypto::load_or_make_key(*state + "/backbone.key");
     if (!key) return tl::unexpected(key.error());
     net::ClientTrust trust;
@@ -145,7 +148,9 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     backbone::UplinkOptions uplink;
     uplink.endpoint = *endpoint;
     uplink.tls = *tls;
-    uplink.credentials = [member] { return member->credentials(); };
+    uplink.credentials = [member, lock = std::make_shared<moe::Fd>(std::move(*lock))] {
+        return member->credentials();
+    };
     return uplink;
 }
 

@@ -11,6 +11,7 @@
 #include "apps/membership.hpp"
 #include "apps/progress.hpp"
 #include "base/log.hpp"
+#include "worker/market_client.hpp"
 
 namespace kvasir::apps {
 namespace {
@@ -101,7 +102,24 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
         ->capture_default_str();
 }
 
+namespace {
+
+// What others are told to dial.
+Status check_urls(const ServerFlags& flags) {
+    if (!flags.public_url.empty()) {
+        if (const auto url = worker::parse_market_url(flags.public_url); !url)
+            return fail(Errc::kUsage, "--public-url: " + url.error().detail);
+    }
+    const std::string& relay = flags.relay_url;
+    if (!relay.empty() && !relay.starts_with("ws://") && !relay.starts_with("wss://"))
+        return fail(Errc::kUsage, "--relay-url: " + printable(relay) + " is no wss://HOST:PORT");
+    return {};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool local_port) {
+    if (Status ok = check_urls(flags); !ok) return tl::unexpected(ok.error());
     auto listen = net::parse_listen(flags.listen);
     if (!listen) return tl::unexpected(listen.error());
     auto state = make_state_dir(flags.state_dir);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <csignal>
 
+#include <atomic>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "apps/generate_once.hpp"
 #include "apps/membership.hpp"
 #include "apps/servers.hpp"
+#include "apps/state_lock.hpp"
 #include "apps/swarm.hpp"
 #include "apps/threads_flag.hpp"
 #include "generate/backends.hpp"
@@ -41,6 +43,7 @@ struct UpFlags {
     uint32_t valid_h = 24 * 7;
     bool json = false;
     bool report = false;
+    std::atomic<bool> is_ending = false;  // by a signal
 };
 
 bool has_prompt(const UpFlags& flags) {
@@ -89,11 +92,14 @@ Status converse(UpFlags& flags, generate::Session& session, Swarm& swarm) {
             fmt::print("> ");
             std::fflush(stdout);
         }
-        if (!std::getline(std::cin, line)) return {};
+        if (!std::getline(std::cin, line)) {
+            fmt::print(stderr, "up: the input has ended\n");
+            return {};
+        }
         if (line.empty()) continue;
         flags.request.prompt = line;
         if (const Status ok = answer(flags, session, swarm); !ok) {
-            if (ok.error().code == Errc::kIo) return ok;
+            if (ok.error().code == Errc::kIo || flags.is_ending) return ok;
             report_error(ok.error());
         }
     }
@@ -124,18 +130,24 @@ Status up(UpFlags& flags) {
     const auto first = first_part(flags.server.model_path);
     if (!first) return tl::unexpected(first.error());
     flags.server.model_path = flags.session.model_path = *first;
+    const auto state = make_state_dir(flags.server.state_dir);
+    if (!state) return tl::unexpected(state.error());
+    const auto lock = lock_backbone(*state);
+    if (!lock) return tl::unexpected(lock.error());
+    flags.request.is_cancelled = [&flags] { return flags.is_ending.load(); };
     std::unique_ptr<Servers> servers;
     auto end_at_signal = EndAtSignal::make();
     if (!end_at_signal) return tl::unexpected(end_at_signal.error());
     auto started = Servers::start(flags.server, true);
     if (!started) return tl::unexpected(started.error());
     servers = std::move(*started);
-    (*end_at_signal)->say_first([&servers, asked = has_prompt(flags)](int signal) {
+    (*end_at_signal)->say_first([&servers, &flags](int signal) {
+        flags.is_ending = true;  // no more text
         fmt::print(stderr, "up: telling nodes to come again, ends in {} s (again: at once)\n",
                    kDrainTime.count() + 1);
         servers->drain(kDrainTime);
         (void)servers->market().save();
-        return asked ? 128 + signal : 0;  // without its answer, or as it was told to
+        return has_prompt(flags) ? 128 + signal : 0;  // without its answer, or as it was told to
     });
     auto line = servers->join_line(flags.uses, std::chrono::hours(flags.valid_h));
     if (!line) return tl::unexpected(line.error());

@@ -129,16 +129,23 @@ void add_join(CLI::App& command, WorkerFlags& flags, const std::vector<CLI::Opti
                                       "the market that leases experts, https://HOST:PORT");
     for (CLI::Option* other : others) market->excludes(other);
     const auto add = [&](CLI::Option* option) { option->needs(market); };
+    const CLI::Validator not_negative(
+        [](std::string& text) {
+            return text.starts_with('-') ? text + " is less than nothing" : std::string();
+        },
+        "");
     add(command.add_option("--invite", join.invite, "the market's invite code"));
     add(command
             .add_option("--budget", join.budget_bytes,
                         "bytes that the slice may take, e.g. 340M (also its memory)")
+            ->check(not_negative)
             ->transform(CLI::AsSizeValue(true)));
     add(command.add_option("--cache", join.cache_folder,
                            "folder of key and slices (default: $XDG_CACHE_HOME/kvasir/worker)"));
     add(command
             .add_option("--cache-max", join.cache_bytes_max,
                         "bytes of all slices in the cache (default: twice the budget)")
+            ->check(not_negative)
             ->transform(CLI::AsSizeValue(true)));
     add(command
             .add_option("--max-cpu", join.cpu_percent,

@@ -179,6 +179,8 @@ Result<Generation> Session::Impl::run(const Request& request, const std::vector<
     if (request.on_prompt_done) request.on_prompt_done();
 
     for (size_t step = 0; step < count; ++step) {
+        if (request.is_cancelled && request.is_cancelled())
+            return fail(Errc::kClosed, "the text was broken off");
         if (step > 0) {
             start = SteadyClock::now();
             if (Status done = decode(&out.tokens.back(), 1, true); !done) {

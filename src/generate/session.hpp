@@ -57,6 +57,8 @@ struct Request {
     std::vector<Token> forced;
     bool keep_logits = false;
     std::function<void(std::string_view)> on_text;  // whole UTF-8 characters, as they come
+    // Asked before each token: true ends it with kClosed.
+    std::function<bool()> is_cancelled;
     std::function<void()> on_prompt_done;  // between the prompt and the first decoded token
 };
 

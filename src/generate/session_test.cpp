@@ -134,6 +134,23 @@ TEST_F(SessionTest, PromptGoesInBatchesAndStreamsWholeText) {
     expect_same(out, run(session, story()));
 }
 
+TEST_F(SessionTest, ATextCanBeBrokenOff) {
+    Session session = open();
+    Request request = story();
+    std::string streamed;
+    request.on_text = [&](std::string_view text) { streamed += text; };
+    int asked = 0;
+    request.is_cancelled = [&] { return ++asked > 3; };
+    const auto out = session.generate(request);
+    ASSERT_FALSE(out);
+    EXPECT_EQ(out.error().code, Errc::kClosed);
+    EXPECT_EQ(asked, 4);
+    Request whole = story();
+    const Generation after = run(session, whole);
+    EXPECT_EQ(after.text.substr(0, streamed.size()), streamed);
+    EXPECT_GT(after.text.size(), streamed.size());
+}
+
 TEST_F(SessionTest, StopsAtAnEndTokenOnlyWhenAsked) {
     Session session = open();
     Request request;

@@ -351,6 +351,7 @@ Status Agent::serve(Serving& serving) {
     options.device = options_.device;
     options.compute_with = options_.compute_with;
     options.sleep_max = options_.sleep_max;
+    options.on_line = [this](const std::string& line) { say(line); };
     if (throttle_) options.before_answer = [this] { throttle_->pause(); };
     auto worker = Worker::make(**holding, options);
     if (!worker) return tl::unexpected(worker.error());

@@ -150,7 +150,8 @@ Status Worker::run() {
 void Worker::say_waiting(const std::string& why) {
     if (told_waiting_ || !options_.on_line) return;
     told_waiting_ = true;
-    options_.on_line(why + "; trying again until the backbone answers");
+    options_.on_line(why + "; trying again until the " + (options_.attach ? "relay" : "backbone") +
+                     " answers");
 }
 
 // ---- joining ----
@@ -214,7 +215,9 @@ Status Worker::on_welcome(const wire::FrameView& frame) {
     }
     serving_.store(true);
     told_waiting_ = false;
-    if (options_.on_line) options_.on_line("joined " + printable(options_.connect));
+    if (options_.on_line)
+        options_.on_line("joined " +
+                         printable(options_.attach ? endpoint_.host : options_.connect));
     log(LogLevel::kInfo, "worker",
         "joined " + (options_.attach ? endpoint_.host : options_.connect) + " with " +
             std::to_string(holding_.experts()) + " experts; backbone: " +

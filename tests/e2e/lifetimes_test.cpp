@@ -190,6 +190,7 @@ TEST(Lifetimes, OneAddressGetsAsManyConnectionsAsTheMarketSays) {
     ASSERT_TRUE(second.wait_for("attached to 127.0.0.1")) << second.err();
     Program third = join("third");
     EXPECT_TRUE(third.wait_for("2 connections from your address")) << third.err();
+    EXPECT_TRUE(third.wait_for("trying again until the relay answers")) << third.err();
     EXPECT_THAT(third.err(), Not(HasSubstr("attached to 127.0.0.1")));
 }
 
@@ -222,6 +223,37 @@ TEST(Lifetimes, UpLeavesInOrderWhileItWaitsForWorkers) {
     ASSERT_TRUE(up.wait_for("waiting for 100 %")) << up.err();
     up.signal(SIGINT);
     expect_left_in_order(up, SIGINT, "event=drain nodes=1 within_ms=2000");
+}
+
+TEST(Lifetimes, TwoBackbonesWithOneKeyAreRefused) {
+    const ScratchFolder scratch;
+    const Program up = start_up(scratch.path("state"), "127.0.0.1:0", {"-p", "Once", "-n", "8"});
+    const Outcome second = kvasir({"up", "-m", demo_model(), "--listen", "127.0.0.1:0", "--plain",
+                                   "--state", scratch.path("state")});
+    EXPECT_EQ(second.exit_code, 2);
+    EXPECT_THAT(second.err, HasSubstr("another backbone uses this state folder"));
+    const Outcome joined =
+        kvasir({"run", "-m", demo_model(), "--join", up.word_after("--join "), "--invite",
+                up.word_after("--invite "), "--state", scratch.path("state"), "-p", "Once"});
+    EXPECT_EQ(joined.exit_code, 2);
+    EXPECT_THAT(joined.err, HasSubstr("another backbone uses this state folder"));
+}
+
+TEST(Lifetimes, UrlsThatNobodyCanDialAreNamed) {
+    const std::vector<std::string> start = {"market",      "-m",      demo_model(), "--listen",
+                                            "127.0.0.1:0", "--plain", "--state",    "/nowhere"};
+    for (const auto& [flag, value] : std::vector<std::pair<std::string, std::string>>{
+             {"--public-url", "backbone.example"}, {"--relay-url", "http://relay.example"}}) {
+        std::vector<std::string> argv = start;
+        argv.insert(argv.end(), {flag, value});
+        const Outcome outcome = kvasir(argv);
+        EXPECT_EQ(outcome.exit_code, 2) << flag;
+        EXPECT_THAT(outcome.err, HasSubstr(flag));
+    }
+    const Outcome less =
+        kvasir({"worker", "--join", "https://127.0.0.1:1", "--invite", "x", "--budget", "-5"});
+    EXPECT_EQ(less.exit_code, 2);
+    EXPECT_THAT(less.err, HasSubstr("less than nothing"));
 }
 
 TEST(Lifetimes, UpLeavesInOrderInMidTextAndItsWorkersComeBack) {
