@@ -215,8 +215,11 @@ Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
     if (frame->header.type != wire::FrameType::kHello) return {};  // of a session that has ended
     Status ok = on_hello(state, peer, message);
     if (ok) return ok;
-    log(LogLevel::kWarn, "hub",
-        "refused a worker behind " + state.link->address() + ": " + ok.error().detail);
+    if (refusals_.take(net::Clock::now())) {
+        log(LogLevel::kWarn, "hub",
+            "refused a worker behind " + state.link->address() + ": " + ok.error().detail +
+                refusals_.left_out());
+    }
     auto refusal = wire::encode_error({ok.error().code, ok.error().detail}, 0);
     wire::set_peer(refusal, peer);
     (void)state.link->send(refusal);

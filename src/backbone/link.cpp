@@ -126,7 +126,12 @@ Status Link::handle(std::span<const uint8_t> message, Mailbox* box, const OnRepl
     if (!frame) return tl::unexpected(frame.error());
     const auto found = sessions_.find(frame->header.peer);
     if (found == sessions_.end()) {
-        if (kind_ != Kind::kDirect) return keep_for_hub(message);
+        if (kind_ != Kind::kDirect) {
+            // What a node that is no worker of ours sends may not harm those that are.
+            if (frame->header.peer != 0 && !is_welcome_hello(frame->header, message.size()))
+                return {};
+            return keep_for_hub(message);
+        }
         return fail(Errc::kProtocol, "a frame for peer " + std::to_string(frame->header.peer) +
                                          " on a direct connection");
     }
@@ -139,9 +144,24 @@ Status Link::handle(std::span<const uint8_t> message, Mailbox* box, const OnRepl
     return {};
 }
 
+bool Link::is_welcome_hello(const wire::FrameHeader& header, uint64_t bytes) {
+    if (header.type != wire::FrameType::kHello || bytes > kHelloBytesMax) return false;
+    const auto now = net::Clock::now();
+    HelloCredit& credit = hello_credit_[header.peer];
+    const std::chrono::duration<double> since = now - credit.at;
+    credit.left = std::min<double>(kHelloBurst, credit.left + since.count());
+    credit.at = now;
+    // Half of the room is the relay's own.
+    if (credit.left < 1 || hello_bytes_ + bytes > kControlBytesMax / 2) return false;
+    credit.left -= 1;
+    hello_bytes_ += bytes;
+    return true;
+}
+
+// Errors: the relay's own frames are too many; that is the link's end.
 Status Link::keep_for_hub(std::span<const uint8_t> message) {
     if (control_bytes_ + message.size() > kControlBytesMax) {
-        return fail(Errc::kLimit, "too many frames that belong to no worker");
+        return fail(Errc::kLimit, "too many frames of the relay's own");
     }
     control_bytes_ += message.size();
     control_.emplace_back(message.begin(), message.end());
@@ -151,7 +171,7 @@ Status Link::keep_for_hub(std::span<const uint8_t> message) {
 
 std::vector<std::vector<uint8_t>> Link::take_control() {
     const std::lock_guard lock(mu_);
-    control_bytes_ = 0;
+    control_bytes_ = hello_bytes_ = 0;
     return std::exchange(control_, {});
 }
 

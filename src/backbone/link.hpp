@@ -29,6 +29,9 @@
 namespace kvasir::backbone {
 
 constexpr uint64_t kControlBytesMax = uint64_t{16} << 20;
+// HELLOs of one peer without a session: so many in a row, then one a second; more are dropped.
+constexpr uint32_t kHelloBurst = 8;
+constexpr uint64_t kHelloBytesMax = uint64_t{256} << 10;
 
 class WorkerSession;
 
@@ -83,6 +86,7 @@ private:
     friend class WorkerSession;
 
     Status handle(std::span<const uint8_t> message, Mailbox* box, const OnReply& on_reply);
+    bool is_welcome_hello(const wire::FrameHeader& header, uint64_t bytes);
     Status keep_for_hub(std::span<const uint8_t> message);
     Status enqueue_locked(std::span<const std::span<const uint8_t>> pieces, uint16_t peer);
     uint64_t wire_bytes(uint64_t message_bytes, bool outgoing) const;
@@ -110,7 +114,13 @@ private:
     std::map<uint16_t, std::shared_ptr<WorkerSession>> sessions_;  // by peer
     std::vector<std::vector<uint8_t>> control_;
     uint64_t control_bytes_ = 0;
-    uint64_t pending_ = 0;  // requests under way, over all sessions
+    struct HelloCredit {
+        double left = kHelloBurst;
+        net::Clock::time_point at{};
+    };
+    std::map<uint16_t, HelloCredit> hello_credit_;  // of peers without a session
+    uint64_t hello_bytes_ = 0;                      // of control_
+    uint64_t pending_ = 0;                          // requests under way, over all sessions
 };
 
 }  // namespace kvasir::backbone

@@ -1,6 +1,7 @@
 // The other end of a connection in tests, without our MessageStream: raw bytes, plain or over TLS.
 //
-// Used by the tests of net only. Thread: one at a time per object. Limits: kPatience a call.
+// Used by the tests of net and backbone. Thread: one at a time per object. Limits: kPatience a
+// call.
 #pragma once
 
 #include <netinet/in.h>

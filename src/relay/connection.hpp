@@ -12,7 +12,9 @@ namespace kvasir::relay {
 
 struct Switchboard::Connection {
     Connection(ConnectionId id_in, const SwitchboardOptions& options)
-        : id(id_in), handles(options.handle_max, options.handle_rest) {}
+        : id(id_in),
+          handles(options.handle_max, options.handle_rest),
+          talk_credit(options.talk_burst) {}
 
     ConnectionId id;
     std::string address;
@@ -46,6 +48,10 @@ struct Switchboard::Connection {
     std::optional<ConnectionId> waits_for;
     uint64_t held_bytes = 0;
     bool in_turn = false;  // its held message comes again
+
+    // Frames without work that it may send now
+    double talk_credit = 0;
+    Time talk_credited;
 
     Time wake = Time::max();  // its entry in wakes_
 };

@@ -3,7 +3,8 @@
 // Used by `kvasir relay`, and inside `kvasir up` beside market and backbone. The rules are
 // Switchboard's; here are the sockets: one epoll, whole frames received and passed on from where
 // they arrived, without a copy when the receiver takes them at once. A connection gets at most
-// `turn_bytes` read and `turn_send_bytes` written before the others have had theirs. GET /healthz
+// `turn_bytes` and `turn_messages` read and `turn_send_bytes` written before the others have had
+// theirs. GET /healthz
 // and /metrics (Prometheus) are answered on the same port.
 //
 // Thread: one of its own, besides the listener's; every method may be called from any thread, the
@@ -34,6 +35,7 @@ struct RelayOptions {
     net::HttpLimits http_limits;
     net::HttpHandler http;  // other paths than /healthz and /metrics; empty: 404
     uint64_t turn_bytes = 64 << 10;
+    uint32_t turn_messages = 32;                     // small ones cost more than their bytes
     uint64_t turn_send_bytes = 512 << 10;            // what is longer is copied
     uint64_t receive_total_max = uint64_t{1} << 30;  // of frames that have half arrived
     milliseconds buffer_idle{2000};                  // then receive buffers are given back

@@ -178,7 +178,8 @@ bool RelayImpl::turn(Channel& channel) {
         passed = channel.message.size();
         if (!present(channel)) return false;
     }
-    while (passed < options_.turn_bytes) {
+    for (uint32_t count = 0; passed < options_.turn_bytes && count < options_.turn_messages;
+         ++count) {
         const uint64_t before = channel.stream.counters().bytes_in;
         const auto message = channel.stream.try_receive();
         if (!message) {

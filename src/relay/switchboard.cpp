@@ -22,6 +22,7 @@ bool belongs_to_the_relay(FrameType type) {
 }
 
 constexpr size_t kPingBytesMax = 64;
+constexpr double kRenewCost = 20;  // of talk: a signature is checked
 
 }  // namespace
 
@@ -78,6 +79,12 @@ void Switchboard::on_frame(Connection& from, std::span<const uint8_t> message, T
     }
     const auto frame = wire::decode_frame(message);
     if (!frame) return refuse(from, frame.error(), now);
+    if (!in_turn && !take_talk(from, frame->header, now)) {
+        return refuse(from,
+                      {Errc::kProtocol, "more than " + std::to_string(options_.talk_per_second) +
+                                            " frames a second that carry no work"},
+                      now);
+    }
     if (frame->header.peer == 0) return on_own_frame(from, *frame, now);
     if (belongs_to_the_relay(frame->header.type)) {
         return refuse(
@@ -87,6 +94,19 @@ void Switchboard::on_frame(Connection& from, std::span<const uint8_t> message, T
             now);
     }
     route(from, *frame, message.size(), now);
+}
+
+bool Switchboard::take_talk(Connection& from, const wire::FrameHeader& header, Time now) const {
+    const bool is_renew = header.type == FrameType::kRenew;
+    if (!is_renew && header.type != FrameType::kPing && header.type != FrameType::kPong)
+        return true;
+    if (header.peer != 0 && from.role == Role::kBackbone) return true;
+    const std::chrono::duration<double> since = now - from.talk_credited;
+    from.talk_credit = std::min<double>(
+        options_.talk_burst, from.talk_credit + since.count() * options_.talk_per_second);
+    from.talk_credited = now;
+    from.talk_credit -= is_renew ? kRenewCost : 1;
+    return from.talk_credit >= 0;
 }
 
 void Switchboard::on_own_frame(Connection& from, const wire::FrameView& frame, Time now) {

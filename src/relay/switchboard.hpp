@@ -64,6 +64,10 @@ struct SwitchboardOptions {
     uint32_t attaching_max = 2048;  // of them, not yet attached
     uint32_t attach_burst = 8;      // attachments of one node in a row, then one per attach_every
     milliseconds attach_every{1000};
+    // Frames that carry no work (PING, PONG, RENEW): so many in a row, then so many a second; who
+    // sends more is closed. A backbone's to its workers are not counted.
+    uint32_t talk_burst = 200;
+    uint32_t talk_per_second = 100;
     milliseconds attach_deadline{5000};  // from the upgrade to a good ATTACH
     milliseconds ping_interval{20000};   // the node's pings and ours; ours come up to 1/4 earlier
     milliseconds silence_max{60000};     // without a byte from the node
@@ -210,6 +214,7 @@ private:
     void sweep_nodes(Time now);
     // Frames (switchboard.cpp)
     void on_frame(Connection& from, std::span<const uint8_t> message, Time now);
+    bool take_talk(Connection& from, const wire::FrameHeader& header, Time now) const;
     void on_own_frame(Connection& from, const wire::FrameView& frame, Time now);
     void route(Connection& from, const wire::FrameView& frame, uint64_t bytes, Time now);
     void tell(Connection& to, const wire::FrameHeader& about, Errc code, std::string_view detail,

@@ -312,6 +312,52 @@ TEST(Routing, WhatANodeMayNotSendEndsIt) {
     }
 }
 
+// PING and RENEW cost the relay more than their bytes.
+TEST(Routing, WhoTalksWithoutEndIsClosed) {
+    const Bytes ping = make_frame(FrameType::kPing, 0, 1, Bytes(8, 1));
+    const Bytes renew = wire::encode_renew("1 7 100", 1);
+    SwitchboardOptions options;
+    options.talk_burst = 100;
+    options.talk_per_second = 10;
+    for (const auto& [frame, in_a_row] : {std::pair{ping, 100}, std::pair{renew, 5}}) {
+        FakeRelay relay(options);
+        const PairOf pair(relay);
+        for (int i = 0; i < in_a_row; ++i) relay.say(pair.worker, frame);
+        EXPECT_FALSE(relay.lines[pair.worker].closed);
+        relay.say(pair.worker, frame);
+        EXPECT_TRUE(relay.lines[pair.worker].closed);
+        EXPECT_EQ(only_error(relay, pair.worker), Errc::kProtocol);
+        EXPECT_FALSE(relay.lines[pair.backbone].closed);
+    }
+    // To peers: a worker's are counted, a backbone's go to all its workers.
+    FakeRelay relay(options);
+    const PairOf pair(relay);
+    for (int i = 0; i < 1000; ++i)
+        relay.say(pair.backbone, make_frame(FrameType::kPing, pair.to_worker, 0, Bytes(8, 1)));
+    EXPECT_FALSE(relay.lines[pair.backbone].closed);
+    for (int i = 0; i <= 100; ++i)
+        relay.say(pair.worker, make_frame(FrameType::kPong, pair.to_backbone, 0, Bytes(8, 1)));
+    EXPECT_TRUE(relay.lines[pair.worker].closed);
+    EXPECT_FALSE(relay.lines[pair.backbone].closed);
+}
+
+TEST(Routing, TalkInMeasureGoesOnForEver) {
+    SwitchboardOptions options;
+    options.talk_burst = 100;
+    options.talk_per_second = 10;
+    FakeRelay relay(options);
+    const PairOf pair(relay);
+    for (int i = 0; i < 500; ++i) {
+        relay.say(pair.worker, make_frame(FrameType::kPing, 0, 1, Bytes(8, 1)));
+        relay.advance(milliseconds(100));
+    }
+    EXPECT_FALSE(relay.lines[pair.worker].closed);
+    // Work is not talk.
+    for (uint32_t i = 0; i < 1000; ++i)
+        relay.say(pair.worker, request(pair.to_backbone, i, 10, FrameType::kResult));
+    EXPECT_FALSE(relay.lines[pair.worker].closed);
+}
+
 TEST(Routing, AFrameToOneThatIsGoneIsTold) {
     FakeRelay relay;
     const PairOf pair(relay);

@@ -36,19 +36,6 @@ std::vector<std::string> prompt_of(unsigned tokens) {
     return {"--prompt-tokens", "1,2,3,4", "-n", std::to_string(tokens), "--ignore-eos"};
 }
 
-// A long way to the market.
-struct FarLine {
-    Program program;
-    std::string url;
-
-    FarLine(const std::string& market_url, const std::string& rtt_ms)
-        : program({KVASIR_WAN, "--to", market_url.substr(market_url.rfind('/') + 1), "--rtt-ms",
-                   rtt_ms, "--jitter-ms", "0", "--mbit", "500"}) {
-        EXPECT_TRUE(program.wait_for("listening "));
-        url = "https://127.0.0.1:" + program.word_after("listening ");
-    }
-};
-
 TEST(Lifetimes, ABackboneKeepsItsConnectionWhileItsTokensEnd) {
     const ScratchFolder scratch;
     const std::string model = far_model(scratch);

@@ -137,7 +137,7 @@ TEST(Network, SeparateProcesses) {
 
 TEST(Network, OverABadLine) {
     const ScratchFolder scratch;
-    // Slower here than the demo model: the text must live through several cuts.
+    // The text must live through several cuts: a third worker, on a good line, sets its pace.
     const std::string model =
         synth(scratch.path("model.gguf"), {"--layers", "3", "--embd", "512", "--ff", "768",
                                            "--experts", "8", "--used", "8", "--type", "q8_0"});
@@ -147,6 +147,11 @@ TEST(Network, OverABadLine) {
                   "--cut-every-ms", "4000"});
     ASSERT_TRUE(line.wait_for("listening "));
     const std::string url = "https://127.0.0.1:" + line.word_after("listening ");
+    Operator desk(market.url(), scratch.path("state"));
+    const FarLine far(market.url(), "40");
+    const Program pace = join_worker(far.url, market.worker_invite(), "pace", scratch.path("pace"),
+                                     {.budget = "2M", .more = {}});
+    ASSERT_TRUE(serves(desk, "pace")) << pace.err();
     Program a = join_worker(url, market.worker_invite(), "a", scratch.path("a"),
                             {.budget = "16M", .more = {}});
     Program b = join_worker(url, market.worker_invite(), "b", scratch.path("b"),
@@ -180,17 +185,21 @@ TEST(Network, OverABadLine) {
 
 TEST(Network, Churn) {
     const ScratchFolder scratch;
-    // Slow enough by itself that its text outlives what happens to the others.
+    // A far worker sets the pace, so that the text outlives what happens to the others.
     const std::string model =
         synth(scratch.path("model.gguf"), {"--layers", "3", "--embd", "1024", "--ff", "1536",
                                            "--experts", "8", "--used", "8", "--type", "q8_0"});
     MarketProgram market(model, scratch.path("state"));
+    const FarLine far(market.url(), "30");
     Program backbone = join_backbone(model, market.url(), market.backbone_invite(),
                                      scratch.path("backbone"), kLongPrompt);
+    // 24 experts of 5 MB: one for the pace, and nobody else has copies of what another computes.
+    const Program pace = join_worker(far.url, market.worker_invite(), "pace", scratch.path("pace"),
+                                     {.budget = "6M", .more = {}});
     std::map<std::string, Program> workers;
     for (const char* name : {"killed", "stopped", "steady"}) {
         workers.emplace(name, join_worker(market.url(), market.worker_invite(), name,
-                                          scratch.path(name), {.budget = "64M", .more = {}}));
+                                          scratch.path(name), {.budget = "42M", .more = {}}));
     }
     const auto tokens = [&](size_t count) { return backbone.wait_for("debug text: ", count, 240); };
     ASSERT_TRUE(tokens(30)) << backbone.err();
@@ -208,7 +217,7 @@ TEST(Network, Churn) {
             << name << " did not come back: " << workers.at(name).err();
     }
     workers.at("killed") = join_worker(market.url(), market.worker_invite(), "killed",
-                                       scratch.path("killed"), {.budget = "64M", .more = {}});
+                                       scratch.path("killed"), {.budget = "42M", .more = {}});
     EXPECT_TRUE(workers.at("killed").wait_for("joined 127.0.0.1 with", 1, 60))
         << workers.at("killed").err();
     EXPECT_TRUE(backbone.running()) << "the text must outlive the outage, or nothing is shown";

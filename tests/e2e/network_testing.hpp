@@ -85,4 +85,18 @@ Program join_backbone(const std::string& model, const std::string& url, const st
 // well.
 Json report_of(const Program& program, unsigned seconds = 240);
 
+// A long way to the market: a worker at its end that holds an expert sets the pace of a text, as
+// each token costs at least a round trip to it, however fast the machine is.
+struct FarLine {
+    Program program;
+    std::string url;
+
+    FarLine(const std::string& market_url, const std::string& rtt_ms)
+        : program({KVASIR_WAN, "--to", market_url.substr(market_url.rfind('/') + 1), "--rtt-ms",
+                   rtt_ms, "--jitter-ms", "0", "--mbit", "500"}) {
+        EXPECT_TRUE(program.wait_for("listening "));
+        url = "https://127.0.0.1:" + program.word_after("listening ");
+    }
+};
+
 }  // namespace kvasir::e2e
