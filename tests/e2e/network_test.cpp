@@ -148,7 +148,7 @@ TEST(Network, OverABadLine) {
     ASSERT_TRUE(line.wait_for("listening "));
     const std::string url = "https://127.0.0.1:" + line.word_after("listening ");
     Operator desk(market.url(), scratch.path("state"));
-    const FarLine far(market.url(), "40");
+    const FarLine far(market.url(), "25");
     const Program pace = join_worker(far.url, market.worker_invite(), "pace", scratch.path("pace"),
                                      {.budget = "2M", .more = {}});
     ASSERT_TRUE(serves(desk, "pace")) << pace.err();

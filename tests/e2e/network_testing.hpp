@@ -3,6 +3,8 @@
 // Used by the end-to-end tests. Thread: one owner. Owns: its processes.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <optional>
 #include <string>
