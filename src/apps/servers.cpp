@@ -54,6 +54,18 @@ std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uin
     return (flags.plain ? "http://" : "https://") + host + ":" + std::to_string(port);
 }
 
+// What others are told to dial.
+Status check_urls(const ServerFlags& flags) {
+    if (!flags.public_url.empty()) {
+        if (const auto url = worker::parse_market_url(flags.public_url); !url)
+            return fail(Errc::kUsage, "--public-url: " + url.error().detail);
+    }
+    const std::string& relay = flags.relay_url;
+    if (!relay.empty() && !relay.starts_with("ws://") && !relay.starts_with("wss://"))
+        return fail(Errc::kUsage, "--relay-url: " + printable(relay) + " is no wss://HOST:PORT");
+    return {};
+}
+
 }  // namespace
 
 uint64_t relay_generation_now() {
@@ -101,22 +113,6 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
         ->check(CLI::Range(1, 60000))
         ->capture_default_str();
 }
-
-namespace {
-
-// What others are told to dial.
-Status check_urls(const ServerFlags& flags) {
-    if (!flags.public_url.empty()) {
-        if (const auto url = worker::parse_market_url(flags.public_url); !url)
-            return fail(Errc::kUsage, "--public-url: " + url.error().detail);
-    }
-    const std::string& relay = flags.relay_url;
-    if (!relay.empty() && !relay.starts_with("ws://") && !relay.starts_with("wss://"))
-        return fail(Errc::kUsage, "--relay-url: " + printable(relay) + " is no wss://HOST:PORT");
-    return {};
-}
-
-}  // namespace
 
 Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool local_port) {
     if (Status ok = check_urls(flags); !ok) return tl::unexpected(ok.error());

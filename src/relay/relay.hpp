@@ -4,8 +4,7 @@
 // Switchboard's; here are the sockets: one epoll, whole frames received and passed on from where
 // they arrived, without a copy when the receiver takes them at once. A connection gets at most
 // `turn_bytes` and `turn_messages` read and `turn_send_bytes` written before the others have had
-// theirs. GET /healthz
-// and /metrics (Prometheus) are answered on the same port.
+// theirs. GET /healthz and /metrics (Prometheus) are answered on the same port.
 //
 // Thread: one of its own, besides the listener's; every method may be called from any thread, the
 // destructor once. Owns: the connections. Limits: RelayOptions; the memory of all connections is

@@ -79,7 +79,7 @@ void Switchboard::on_frame(Connection& from, std::span<const uint8_t> message, T
     }
     const auto frame = wire::decode_frame(message);
     if (!frame) return refuse(from, frame.error(), now);
-    if (!in_turn && !take_talk(from, frame->header, now)) {
+    if (!take_talk(from, frame->header, now)) {
         return refuse(from,
                       {Errc::kProtocol, "more than " + std::to_string(options_.talk_per_second) +
                                             " frames a second that carry no work"},

@@ -167,19 +167,21 @@ struct Database::Impl {
     // Whoever keeps the disk learns it once, and that it is over.
     void tell(const Status& done) {
         if (!is_open) return;
-        // A transaction that changed nothing wrote nothing.
-        const long long changes = rows_changed();
-        const bool wrote = done && changes != told_changes;
-        told_changes = changes;
         const bool fails = !done && is_disk(done.error().code);
         if (fails && !is_failing) {
             log(LogLevel::kError, "store",
                 printable(path) +
                     " cannot be written, and who asks for that is refused: " + done.error().detail);
         }
-        if (wrote && is_failing)
+        is_failing = is_failing || fails;
+        if (!is_failing) return;
+        // A transaction that changed nothing wrote nothing.
+        const long long changes = rows_changed();
+        if (done && changes != told_changes) {
             log(LogLevel::kWarn, "store", printable(path) + " is written again");
-        if (wrote || fails) is_failing = fails;
+            is_failing = false;
+        }
+        told_changes = changes;
     }
 
     uint64_t wal_bytes() const {
