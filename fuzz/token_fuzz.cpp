@@ -1,8 +1,9 @@
 // Fuzz target: what a stranger hands over before it is let in: node tokens, invite codes, the
 // frames of attaching.
 //
-// The first byte chooses; the rest is, read as text, a token or an invite code; or a token's
-// payload that the market signed (so that mutations get past the signature); or a whole message.
+// The first byte chooses; the rest is, read as text, a token, a list of revocations or an invite
+// code; or the payload of one of the first two that the market signed (so that mutations get past
+// the signature); or a whole message.
 // What is accepted must come out of the encoder again as it went in.
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "base/encoding.hpp"
+#include "crypto/revocations.hpp"
 #include "crypto/token.hpp"
 #include "wire/attach.hpp"
 
@@ -54,6 +56,21 @@ void check_token(std::string_view text) {
 void check_signed(std::span<const uint8_t> payload) {
     check_token("kvt1." + encode_base64url(payload) + "." +
                 encode_base64url(market().sign("node-token", payload)));
+}
+
+void check_revocations(std::string_view text) {
+    const auto list = crypto::open_revocations(text, market().public_key());
+    if (!list) {
+        require(list.error().code == Errc::kDenied && !list.error().detail.empty(), "error");
+        return;
+    }
+    require(list->serials.size() <= crypto::kRevokedMax, "count");
+    require(crypto::issue_revocations(market(), *list) == text, "a list with two spellings");
+}
+
+void check_signed_revocations(std::span<const uint8_t> payload) {
+    check_revocations("kvr1." + encode_base64url(payload) + "." +
+                      encode_base64url(market().sign("revocations", payload)));
 }
 
 void check_invite(std::string_view text) {
@@ -106,6 +123,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             break;
         case 's':
             check_signed(rest);
+            break;
+        case 'r':
+            check_revocations(text);
+            break;
+        case 'l':
+            check_signed_revocations(rest);
             break;
         case 'i':
             check_invite(text);

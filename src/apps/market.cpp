@@ -13,6 +13,7 @@
 #include "apps/console.hpp"
 #include "apps/end_at_signal.hpp"
 #include "apps/servers.hpp"
+#include "base/encoding.hpp"
 
 namespace kvasir::apps {
 namespace {
@@ -38,8 +39,10 @@ Status serve(const MarketFlags& flags) {
     if (!servers) return tl::unexpected(servers.error());
     fmt::print("market: {}\n", (*servers)->url());
     if (!flags.server.relay_url.empty()) {
-        fmt::print("relay: kvasir relay --market-key {}\n",
-                   crypto::to_hex((*servers)->market().key()));
+        const auto& pin = (*servers)->tls_pin();
+        fmt::print("relay: kvasir relay --market-key {} --market {}{}\n",
+                   crypto::to_hex((*servers)->market().key()), (*servers)->url(),
+                   pin ? " --market-pin " + encode_hex(*pin) : std::string());
     }
     for (const std::string& role : flags.invites) {
         const uint8_t bits = role == "backbone" ? crypto::kRoleBackbone : crypto::kRoleWorker;

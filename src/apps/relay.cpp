@@ -3,16 +3,20 @@
 #include <csignal>
 #include <ctime>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/revocation_poll.hpp"
 #include "apps/servers.hpp"
 #include "base/encoding.hpp"
 #include "base/log.hpp"
@@ -25,6 +29,8 @@ struct RelayFlags {
     std::string listen;
     std::string tls_cert, tls_key, dev_tls;
     std::string market_key;
+    std::string market_url, market_pin, ca_file;
+    uint32_t revoked_every_s = 10;
     bool open = false;
     uint32_t ping_s = 20;
     uint32_t silence_s = 60;
@@ -57,6 +63,26 @@ Result<std::shared_ptr<const net::TlsServer>> load_tls(const RelayFlags& flags) 
     if (!flags.dev_tls.empty()) return net::TlsServer::self_signed(flags.dev_tls);
     if (flags.tls_cert.empty()) return std::shared_ptr<const net::TlsServer>();
     return net::TlsServer::load(flags.tls_cert, flags.tls_key);
+}
+
+// Null without --market.
+Result<std::unique_ptr<RevocationPoll>> make_poll(const RelayFlags& flags,
+                                                  const std::optional<crypto::PublicKey>& key) {
+    if (flags.market_url.empty() || !key) return std::unique_ptr<RevocationPoll>();
+    RevocationPollOptions options;
+    options.market_url = flags.market_url;
+    options.market_key = *key;
+    options.trust.ca_file = flags.ca_file;
+    options.every = std::chrono::seconds(flags.revoked_every_s);
+    if (!flags.market_pin.empty()) {
+        const auto pin = decode_hex(flags.market_pin);
+        options.trust.pin.emplace();
+        if (!pin || pin->size() != options.trust.pin->size()) {
+            return fail(Errc::kUsage, "--market-pin wants 64 hex digits, lower case");
+        }
+        std::ranges::copy(*pin, options.trust.pin->begin());
+    }
+    return RevocationPoll::make(std::move(options));
 }
 
 Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
@@ -108,8 +134,18 @@ Status serve(const RelayFlags& flags) {
     const auto listen = net::parse_listen(flags.listen);
     if (!listen) return tl::unexpected(listen.error());
     const auto tls = options->tls;
+    auto made = make_poll(flags, options->gate.market);
+    if (!made) return tl::unexpected(made.error());
+    if (*made) {
+        options->gate.is_revoked = [revoked = (*made)->revoked()](uint64_t serial,
+                                                                  const crypto::PublicKey&) {
+            return revoked->contains(serial);
+        };
+    }
     auto relay = relay::Relay::start(*listen, std::move(*options));
     if (!relay) return tl::unexpected(relay.error());
+    const std::unique_ptr<RevocationPoll> poll = std::move(*made);  // ends before the relay
+    if (poll) poll->start([&relay](uint64_t serial) { (*relay)->revoke(serial); });
     const std::string host =
         listen->host.find(':') == std::string::npos ? listen->host : "[" + listen->host + "]";
     fmt::print("relay: listening on {}://{}:{}{}\n", tls ? "wss" : "ws",
@@ -149,6 +185,20 @@ void add_relay(CLI::App& app, int& exit_code) {
                                        "public key of the market whose tokens count: hex or file");
     command->add_flag("--open", flags->open, "anybody may attach, without a token")
         ->excludes(market);
+    auto* url = command->add_option("--market", flags->market_url,
+                                    "https://HOST:PORT of that market: asked which tokens it took "
+                                    "back (else they are good until they expire)");
+    url->needs(market);
+    auto* pin = command->add_option("--market-pin", flags->market_pin,
+                                    "SHA-256 of the market's TLS key, if no CA vouches for it");
+    pin->needs(url);
+    command->add_option("--ca", flags->ca_file, "certificates (PEM) that vouch for the market")
+        ->needs(url)
+        ->excludes(pin);
+    command->add_option("--revoked-every-s", flags->revoked_every_s, "seconds between asking")
+        ->needs(url)
+        ->check(CLI::Range(1, 3600))
+        ->capture_default_str();
     command->add_option("--ping-s", flags->ping_s, "seconds between pings, both ways")
         ->check(CLI::Range(1, 3600))
         ->capture_default_str();

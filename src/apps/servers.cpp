@@ -135,7 +135,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
     market.token_life = servers->token_life_ = std::chrono::seconds(flags.token_life_s);
     market.rules.replicas_target = flags.target_replicas;
     market.rules.serving = std::chrono::seconds(flags.lease_life_s);
-    if (*tls && flags.dev_tls) market.tls_pin = (*tls)->pin();
+    if (*tls && flags.dev_tls) market.tls_pin = servers->tls_pin_ = (*tls)->pin();
     auto line = std::make_shared<ProgressLine>("hashing the model (once)");
     market.progress = [line](uint64_t done, uint64_t total) { line->show(done, total); };
     line.reset();  // the line ends with the options

@@ -58,6 +58,8 @@ public:
     // The line that a person pastes on another machine.
     Result<std::string> join_line(uint32_t uses, std::chrono::seconds valid_for);
     std::chrono::seconds token_life() const { return token_life_; }
+    // Of a self-signed certificate.
+    const std::optional<Sha256>& tls_pin() const { return tls_pin_; }
     // What a backbone of this process, or a program that it starts, shows to the relay: a token
     // made now. `key` is its own.
     access::Credentials backbone_credentials(std::shared_ptr<const crypto::KeyPair> key) const;
@@ -69,6 +71,7 @@ private:
     // Constant after start().
     std::string url_;
     std::chrono::seconds token_life_{0};
+    std::optional<Sha256> tls_pin_;
     std::shared_ptr<const crypto::KeyPair> market_key_;
     std::unique_ptr<coordinator::Market> market_;
     std::unique_ptr<relay::Relay> relay_;      // or

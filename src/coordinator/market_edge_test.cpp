@@ -12,6 +12,7 @@
 #include "coordinator/market.hpp"
 #include "coordinator/market_testing.hpp"
 #include "coordinator/model_files.hpp"
+#include "crypto/revocations.hpp"
 #include "store/market_store.hpp"
 
 namespace kvasir::coordinator {
@@ -336,9 +337,17 @@ TEST_F(MarketTest, OnlyTheOperatorOperates) {
     ASSERT_EQ(
         invited.enroll(*crypto::parse_invite(made.json.at("invite").get<std::string>())).status,
         200);
+    const auto revocations = [this] {
+        const Reply reply = send("GET", "/api/v1/revocations");
+        EXPECT_EQ(reply.status, 200);
+        return crypto::open_revocations(reply.body, market_->key());
+    };
+    EXPECT_TRUE(revocations()->serials.empty());
+    const uint64_t serial = market_->open_token(invited.token)->serial;
     const Reply revoked =
         send("POST", "/api/v1/admin/revoke", Json{{"node", invited.id()}}.dump(), secret);
     EXPECT_EQ(revoked.json.at("tokens_revoked"), 1);
+    EXPECT_EQ(revocations()->serials, std::vector<uint64_t>{serial});  // at once
     EXPECT_EQ(invited.heartbeat({}).code(), "revoked");
     EXPECT_EQ(node.heartbeat({}).status, 200);
     // Neither secret is in the database.
@@ -382,7 +391,7 @@ public:
         if (is_full_) return full();
         return inner_->add_token(node, now, expires);
     }
-    Result<std::vector<uint64_t>> revoke_node(const std::string& node) override {
+    Result<std::vector<market::TokenRow>> revoke_node(const std::string& node) override {
         if (is_full_) return full();
         return inner_->revoke_node(node);
     }

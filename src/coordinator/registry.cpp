@@ -1,17 +1,21 @@
 #include "coordinator/registry.hpp"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "base/log.hpp"
 #include "crypto/hash.hpp"
 #include "crypto/mac.hpp"
+#include "crypto/revocations.hpp"
 
 namespace kvasir::coordinator {
 namespace {
 
 // How far the issuing market's clock may be ahead of ours (it is ours, unless that jumped back).
 constexpr std::chrono::seconds kClockLeeway{120};
+// How far a relay's clock may be behind ours: for so long it hears of revoked tokens that expired.
+constexpr std::chrono::seconds kClockSkewMax{3600};
 
 }  // namespace
 
@@ -36,7 +40,7 @@ Status Registry::restore(const market::StoredState& state) {
         node.counters->bytes_served = row.bytes_served;
     }
     for (const market::TokenRow& token : state.tokens_revoked) {
-        serials_revoked_.insert(token.serial);
+        revoked_[token.serial] = token.expires;
     }
     return {};
 }
@@ -95,7 +99,7 @@ Result<crypto::TokenClaims> Registry::open_token(std::string_view text) const {
             return fail(Errc::kDenied,
                         "this market does not know the node (any more): register with an invite");
         }
-        if (node->second.row.is_revoked || serials_revoked_.contains(claims->serial)) {
+        if (node->second.row.is_revoked || revoked_.contains(claims->serial)) {
             return fail(Errc::kRevoked, "the token was revoked by the market's operator");
         }
     }
@@ -116,15 +120,46 @@ Result<crypto::TokenClaims> Registry::open_token(std::string_view text) const {
 
 bool Registry::is_revoked(uint64_t serial) const {
     const std::lock_guard lock(mu_);
-    return serials_revoked_.contains(serial);
+    return revoked_.contains(serial);
+}
+
+std::string Registry::revocations() {
+    const std::lock_guard lock(mu_);
+    const TimePoint now = clocks_.steady();
+    if (revocations_made_ && now - *revocations_made_ < std::chrono::seconds(1)) {
+        return revocations_;
+    }
+    crypto::Revocations list;
+    list.issued = clocks_.wall();
+    std::erase_if(revoked_, [at = seconds_of(list.issued - kClockSkewMax)](const auto& one) {
+        return one.second < at;
+    });
+    if (revoked_.size() > crypto::kRevokedMax) {
+        log(LogLevel::kWarn, "market",
+            "more than " + std::to_string(crypto::kRevokedMax) +
+                " revoked tokens have not expired: relays elsewhere hear of the newest only");
+    }
+    // Serials ascend with time.
+    const size_t dropped = revoked_.size() - std::min(revoked_.size(), crypto::kRevokedMax);
+    for (const auto& [serial, expires] : std::ranges::drop_view(revoked_, ptrdiff_t(dropped))) {
+        list.serials.push_back(serial);
+    }
+    revocations_ = crypto::issue_revocations(key_, list);
+    revocations_made_ = now;
+    return revocations_;
 }
 
 Result<std::vector<uint64_t>> Registry::revoke(const crypto::PublicKey& node) {
-    auto serials = storage_.revoke_node(crypto::to_hex(node));
-    if (!serials) return serials;
+    const auto tokens = storage_.revoke_node(crypto::to_hex(node));
+    if (!tokens) return tl::unexpected(tokens.error());
+    std::vector<uint64_t> serials;
     const std::lock_guard lock(mu_);
     nodes_[node].row.is_revoked = true;
-    serials_revoked_.insert(serials->begin(), serials->end());
+    for (const market::TokenRow& token : *tokens) {
+        revoked_[token.serial] = token.expires;
+        serials.push_back(token.serial);
+    }
+    revocations_made_.reset();
     return serials;
 }
 

@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -60,6 +59,8 @@ public:
     // Errors: kDenied (no or another market's token, unknown node), kExpired, kRevoked, kMismatch.
     Result<crypto::TokenClaims> open_token(std::string_view text) const;
     bool is_revoked(uint64_t serial) const;
+    // What is_revoked(), but for what has expired; signed by the market, at most once a second.
+    std::string revocations();
     // Returns the serials. Errors: kNotFound.
     Result<std::vector<uint64_t>> revoke(const crypto::PublicKey& node);
     Result<crypto::Invite> make_invite(uint32_t uses, std::chrono::seconds valid_for,
@@ -89,7 +90,9 @@ private:
     // Guarded by mu_.
     mutable std::mutex mu_;
     std::map<crypto::PublicKey, Node> nodes_;
-    std::set<uint64_t> serials_revoked_;
+    std::map<uint64_t, int64_t> revoked_;  // serial to expiry
+    std::string revocations_;              // signed at revocations_made_
+    std::optional<TimePoint> revocations_made_;
 };
 
 }  // namespace kvasir::coordinator

@@ -119,6 +119,7 @@ const std::vector<Service::Route>& Service::routes() {
         {"POST", "/api/v1/leases/progress", &Service::progress, For::kNodes},
         {"POST", "/api/v1/heartbeat", &Service::heartbeat, For::kNodes},
         {"GET", "/api/v1/coverage", &Service::show_coverage, For::kAll},
+        {"GET", "/api/v1/revocations", &Service::show_revocations, For::kAll},
         {"POST", "/api/v1/admin/invites", &Service::add_invite, For::kOperator},
         {"POST", "/api/v1/admin/revoke", &Service::revoke_node, For::kOperator},
     };
@@ -287,6 +288,13 @@ Service::Answer Service::release(const net::HttpRequest& request, const crypto::
 
 Service::Answer Service::show_coverage(const net::HttpRequest&, const crypto::PublicKey&) {
     return json_response(encode_coverage(coverage(), parts_.files.model_id()));
+}
+
+Service::Answer Service::show_revocations(const net::HttpRequest&, const crypto::PublicKey&) {
+    net::HttpResponse response;
+    response.content_type = "text/plain";
+    response.body = parts_.registry.revocations();
+    return response;
 }
 
 market::CoverageMap Service::coverage() {

@@ -102,6 +102,7 @@ private:
     Answer show_nodes(const net::HttpRequest&, const crypto::PublicKey&);
     Answer add_invite(const net::HttpRequest& request, const crypto::PublicKey&);
     Answer revoke_node(const net::HttpRequest& request, const crypto::PublicKey&);
+    Answer show_revocations(const net::HttpRequest&, const crypto::PublicKey&);
 
     // In service_proof.cpp. prove() answers later.
     Answer ask_probes(const std::vector<uint64_t>& leases, const crypto::PublicKey& node);

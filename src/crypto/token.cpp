@@ -7,15 +7,13 @@
 #include "base/encoding.hpp"
 #include "base/log.hpp"
 #include "crypto/hash.hpp"
+#include "crypto/signed_text.hpp"
 
 namespace kvasir::crypto {
 namespace {
 
-constexpr std::string_view kTokenPrefix = "kvt1.";
-constexpr std::string_view kTokenContext = "node-token";
+constexpr SignedTextKind kTokenText = {"kvt1.", "node-token", "node token", kTokenBytesMax};
 constexpr uint8_t kTokenVersion = 1;
-// Year 9999: later times are no times, and all arithmetic on earlier ones stays in 64 bits.
-constexpr int64_t kSecondsMax = 253402300799;
 
 constexpr std::string_view kInvitePrefix = "kvi1-";
 constexpr uint8_t kFlagPin = 1;
@@ -101,32 +99,12 @@ std::string issue_token(const KeyPair& market, const TokenClaims& claims) {
     out.u64(static_cast<uint64_t>(seconds_of(claims.issued)));
     out.u64(static_cast<uint64_t>(seconds_of(claims.expires)));
     out.bytes(claims.model_id);
-    const Signature signature = market.sign(kTokenContext, out.data());
-    return std::string(kTokenPrefix) + encode_base64url(out.data()) + "." +
-           encode_base64url(signature);
+    return sign_text(kTokenText, market, out.data());
 }
 
 Result<TokenClaims> open_token(std::string_view text, const PublicKey& market) {
-    const auto malformed = [](std::string_view what) {
-        return fail(Errc::kDenied, "node token: " + std::string(what));
-    };
-    if (text.size() > kTokenBytesMax) return malformed("longer than 1024 bytes");
-    if (!text.starts_with(kTokenPrefix)) return malformed("does not begin with 'kvt1.'");
-    text.remove_prefix(kTokenPrefix.size());
-    const size_t dot = text.find('.');
-    if (dot == std::string_view::npos) return malformed("has no signature part");
-    const auto payload = decode_base64url(text.substr(0, dot));
-    if (!payload) return malformed("the payload is not base64url");
-    const auto signature_bytes = decode_base64url(text.substr(dot + 1));
-    if (!signature_bytes) return malformed("the signature is not base64url");
-    Signature signature;
-    if (signature_bytes->size() != signature.size()) {
-        return malformed("the signature does not have 64 bytes");
-    }
-    std::ranges::copy(*signature_bytes, signature.begin());
-    if (!verify(market, kTokenContext, *payload, signature)) {
-        return malformed("not signed by this market, or changed since; join again for a new one");
-    }
+    const auto payload = open_signed_text(kTokenText, text, market);
+    if (!payload) return tl::unexpected(payload.error());
     return decode_claims(*payload);
 }
 

@@ -34,6 +34,8 @@ constexpr size_t kTokenBytesMax = 1024;
 constexpr size_t kNameBytesMax = 64;
 
 using WallTime = std::chrono::sys_seconds;
+// Year 9999: later times are no times, and all arithmetic on earlier ones stays in 64 bits.
+constexpr int64_t kSecondsMax = 253402300799;
 
 enum RoleBits : uint8_t { kRoleWorker = 1, kRoleBackbone = 2, kRoleObserver = 4 };
 

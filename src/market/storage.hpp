@@ -91,9 +91,9 @@ public:
     virtual Result<Registered> register_node(const Registration& registration) = 0;
     // Errors: kNotFound (no such node), kRevoked.
     virtual Result<uint64_t> add_token(const std::string& node, int64_t now, int64_t expires) = 0;
-    // The node and all its tokens; its leases are deleted. Returns the serials of its tokens, those
-    // revoked before included. Errors: kNotFound.
-    virtual Result<std::vector<uint64_t>> revoke_node(const std::string& node) = 0;
+    // The node and all its tokens; its leases are deleted. Returns its tokens, those revoked before
+    // included. Errors: kNotFound.
+    virtual Result<std::vector<TokenRow>> revoke_node(const std::string& node) = 0;
     virtual Status write_leases(const LeaseDelta& delta) = 0;
     virtual Status add_bytes_served(const std::vector<BytesServed>& served) = 0;
 };

@@ -269,20 +269,21 @@ public:
         return serial;
     }
 
-    Result<std::vector<uint64_t>> revoke_node(const std::string& node) override {
-        std::vector<uint64_t> out;
+    Result<std::vector<TokenRow>> revoke_node(const std::string& node) override {
+        std::vector<TokenRow> out;
         Status ok = transact([&](soci::session& sql) -> Status {
             out.clear();
             if (!is_revoked(sql, node)) return no_node(node);
             sql << "UPDATE nodes SET revoked = 1 WHERE node = :node", use(node);
             sql << "UPDATE tokens SET revoked = 1 WHERE node = :node", use(node);
             sql << "DELETE FROM leases WHERE node = :node", use(node);
-            long long serial = 0;
-            soci::statement rows =
-                (sql.prepare << "SELECT serial FROM tokens WHERE node = :node ORDER BY serial",
-                 use(node), into(serial));
+            long long serial = 0, expires = 0;
+            soci::statement rows = (sql.prepare << "SELECT serial, expires FROM tokens "
+                                                   "WHERE node = :node ORDER BY serial",
+                                    use(node), into(serial), into(expires));
             rows.execute();
-            while (rows.fetch()) out.push_back(static_cast<uint64_t>(serial));
+            while (rows.fetch())
+                out.push_back({static_cast<uint64_t>(serial), node, expires, true});
             return {};
         });
         if (!ok) return tl::unexpected(ok.error());

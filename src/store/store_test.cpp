@@ -202,9 +202,12 @@ TEST(MarketStore, RevokedStaysRevoked) {
         ASSERT_TRUE(renewed);
         ASSERT_TRUE(store->register_node(registration(2, 1)));
         ASSERT_TRUE(store->write_leases({{lease(1, 1, 0, LeaseState::kServing)}, {}}));
-        const auto serials = store->revoke_node(node(1));
-        ASSERT_TRUE(serials);
-        EXPECT_EQ(*serials, (std::vector<uint64_t>{serial, *renewed}));
+        const auto tokens = store->revoke_node(node(1));
+        ASSERT_TRUE(tokens);
+        ASSERT_EQ(tokens->size(), 2U);
+        EXPECT_EQ(tokens->at(0).serial, serial);
+        EXPECT_EQ(tokens->at(1).serial, *renewed);
+        EXPECT_EQ(tokens->at(1).expires, 4600);
         EXPECT_EQ(store->revoke_node(node(3)).error().code, Errc::kNotFound);
     }
     auto store = open_store(path);

@@ -340,6 +340,43 @@ TEST(Network, ARevokedNodeEndsAndDoesNotComeBack) {
     EXPECT_TRUE(serves(desk, "good")) << good.err();
 }
 
+// The relay runs apart from its market, is there before it, and asks it what was revoked.
+TEST(Network, ARelayElsewhereHearsOfARevokedNode) {
+    const ScratchFolder scratch;
+    std::string url, key, pin;
+    {
+        MarketProgram first(demo_model(), scratch.path("state"), "127.0.0.1:0",
+                            {"--relay-url", "ws://127.0.0.1:1"});
+        url = first.program().word_after("--market ");
+        key = first.program().word_after("--market-key ");
+        pin = first.program().word_after("--market-pin ");
+    }
+    Program relay({KVASIR_PROGRAM, "relay", "--listen", "127.0.0.1:0", "--market-key", key,
+                   "--market", url, "--market-pin", pin, "--revoked-every-s", "1", "--log-level",
+                   "info"});
+    ASSERT_TRUE(relay.wait_for("listening on ws://")) << relay.err();
+    EXPECT_THAT(relay.err(), HasSubstr("revoked tokens are not known"));
+    MarketProgram market(demo_model(), scratch.path("state"), url.substr(url.rfind('/') + 1),
+                         {"--relay-url", relay.word_after("listening on ")});
+    ASSERT_EQ(market.url(), url);
+    const std::string invite = market.worker_invite();
+    Program bad = join_worker(url, invite, "bad", scratch.path("bad"));
+    Program good = join_worker(url, invite, "good", scratch.path("good"));
+    Program backbone = join_backbone(demo_model(), url, market.backbone_invite(),
+                                     scratch.path("backbone"), kLongPrompt);
+    ASSERT_TRUE(backbone.wait_for("debug text: ")) << backbone.err() << relay.err();
+    EXPECT_TRUE(relay.wait_for("says again")) << relay.err();
+    Operator desk(url, scratch.path("state"));
+    desk.post("/api/v1/admin/revoke", {{"node", desk.node("bad")["node"]}});
+    expect_refused("revoked while it serves", bad, 1, "taken back");
+    EXPECT_TRUE(relay.wait_for("code=revoked")) << relay.err();
+    const Json json = report_of(backbone);
+    ASSERT_FALSE(json.is_null()) << backbone.err();
+    EXPECT_EQ(json["logits_sha256"], reference_digest(demo_model(), kLongPrompt));
+    EXPECT_GT(pairs_of(json, "good"), 0u);
+    EXPECT_TRUE(good.running());
+}
+
 TEST(Network, PortsOfOthers) {
     Refusals scene;
     const std::string url = scene.market().url();
