@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <condition_variable>
 #include <future>
-#include <thread>
+#include <mutex>
 
 #include "net/upgrade.hpp"
 
@@ -43,9 +43,10 @@ protected:
         net::ListenerOptions options;
         options.http = [this](const net::HttpRequest& request, const net::Respond& respond) {
             EXPECT_EQ(request.path, "/api/v1/revocations");
-            ++asked_;
             net::HttpResponse response;
             const std::lock_guard lock(mu_);
+            ++asked_;
+            asked_more_.notify_all();
             response.status = status_;
             response.body = body_;
             respond(std::move(response));
@@ -75,13 +76,15 @@ protected:
     }
     // Until the market was asked that many more times.
     void wait_for_asks(int count) {
-        for (const int until = asked_ + count; asked_ < until;) std::this_thread::sleep_for(1ms);
+        std::unique_lock lock(mu_);
+        asked_more_.wait(lock, [this, until = asked_ + count] { return asked_ >= until; });
     }
 
     std::mutex mu_;
     int status_ = 200;  // guarded by mu_
     std::string body_;  // guarded by mu_
-    std::atomic<int> asked_{0};
+    int asked_ = 0;     // guarded by mu_
+    std::condition_variable asked_more_;
     std::unique_ptr<net::Listener> listener_;
 };
 
@@ -101,10 +104,10 @@ TEST_F(RevocationPollOf, NothingButANewerListOfThatMarketCounts) {
     say(503, "");
     const auto asking = poll();
     EXPECT_FALSE(asking->revoked()->contains(4));
-    std::atomic<int> cut{0};
-    asking->start([&cut](uint64_t) { ++cut; });
+    std::promise<uint64_t> first, second;
+    asking->start([&](uint64_t serial) { (serial == 4 ? first : second).set_value(serial); });
     say(200, list(10, {4}));
-    while (cut == 0) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(first.get_future().get(), 4u);
     for (const std::string& text : {std::string("kvr1.nonsense"), list(20, {}, 2), list(9, {}),
                                     std::string(crypto::kRevocationsBytesMax + 1, 'x')}) {
         say(200, text);
@@ -115,7 +118,7 @@ TEST_F(RevocationPollOf, NothingButANewerListOfThatMarketCounts) {
     wait_for_asks(2);
     EXPECT_FALSE(asking->revoked()->contains(7));
     say(200, list(30, {7}));
-    while (cut == 1) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(second.get_future().get(), 7u);
     EXPECT_TRUE(asking->revoked()->contains(7));
 }
 

@@ -36,8 +36,9 @@ Result<Revocations> open_revocations(std::string_view text, const PublicKey& mar
     Revocations list;
     const auto issued = static_cast<int64_t>(in.u64());
     const uint32_t count = in.u32();
-    if (in.failed() || in.remaining() != uint64_t{count} * 8)
+    if (in.failed() || in.remaining() != uint64_t{count} * 8) {
         return malformed("the count is wrong");
+    }
     if (count > kRevokedMax) return malformed("more than " + std::to_string(kRevokedMax));
     if (issued < 0 || issued > kSecondsMax) return malformed("issued at no time of this era");
     list.issued = WallTime(std::chrono::seconds(issued));
