@@ -63,6 +63,7 @@ TOP_FILES = ("run", "CMakeLists.txt", "CMakePresets.json", ".gitignore", ".clang
 # Words are written in two parts where this file would otherwise find itself.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 DETACHED = re.compile(r"(\bdetach\s*\(\s*\)|\basio::detached\b)")
+STDERR = re.compile(r"fmt::print\(\s*stderr")
 SLEEP = re.compile(r"\b(u|nano)?sleep\s*\(|\bsleep_(for|until)\b")
 REGISTRY = re.compile(
     r"(npm" r"js\.(org|com)|yarn" r"pkg\.com|\bdeb\.deb" r"ian\.org|\bpypi\.o" r"rg|\bcrates\.i" r"o)\b")
@@ -123,6 +124,9 @@ def check_words(path, line, previous):
     if REGISTRY.search(line):
         found.append("no registry host names in the tree: the client's own default serves")
     if path.endswith(CODE):
+        if STDERR.search(line):
+            found.append("a program goes on when nobody reads its stderr, and fmt::print throws then: apps/console.hpp "
+                         "has tell()")
         if DETACHED.search(line) and "detached" not in excused:
             found.append("nothing runs detached: use a TaskGroup, or join the thread")
         if is_test(path) and SLEEP.search(line) and "sleep" not in excused:

@@ -18,6 +18,7 @@
 #include <fmt/core.h>
 
 #include "apps/child_process.hpp"
+#include "apps/console.hpp"
 #include "apps/membership.hpp"
 #include "apps/plugin_path.hpp"
 #include "base/log.hpp"
@@ -89,8 +90,7 @@ std::function<void(std::string_view)> announce(const std::string& host) {
         const size_t digits = std::min(port.find_first_not_of("0123456789"), port.size());
         if (digits == 0) return;
         told = true;
-        fmt::print(stderr, "api: http://{}:{}/v1\n", host, port.substr(0, digits));
-        std::fflush(stderr);
+        tell("api: http://{}:{}/v1\n", host, port.substr(0, digits));
     };
 }
 
@@ -156,7 +156,7 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
             log(LogLevel::kWarn, "up", ok.error().detail);
         }
     }
-    fmt::print(stderr, "up: ending llama-server and telling nodes to come again\n");
+    tell("up: ending llama-server and telling nodes to come again\n");
     process->stop(kStopTime);
     servers.drain(kStopTime);
     return {};

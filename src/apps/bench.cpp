@@ -273,13 +273,13 @@ Result<bool> bench_once(BenchFlags& flags) {
     if (bench.swarm != nullptr) bench.swarm->stop();
     if (std::fflush(stdout) != 0) return fail(Errc::kIo, "standard output: cannot be written");
     if (!json["bit_exact"].get<bool>()) {
-        fmt::print(stderr, "kvasir: the logits are not the same bits as llama.cpp's\n");
+        tell("kvasir: the logits are not the same bits as llama.cpp's\n");
         return false;
     }
     const double efficiency = json.value("efficiency", 1.0);
     if (efficiency < flags.efficiency_min) {
-        fmt::print(stderr, "kvasir: efficiency {:.3f} is below --min-efficiency {:.3f}\n",
-                   efficiency, flags.efficiency_min);
+        tell("kvasir: efficiency {:.3f} is below --min-efficiency {:.3f}\n", efficiency,
+             flags.efficiency_min);
         return false;
     }
     return true;

@@ -27,14 +27,19 @@ void write_line(LogLevel level, std::string_view component, std::string_view lin
     const std::string text =
         fmt::format("{:02}:{:02}:{:02}.{:03} {:5} {}: {}\n", parts.tm_hour, parts.tm_min,
                     parts.tm_sec, millis, kNames[static_cast<size_t>(level)], component, line);
-    std::fwrite(text.data(), 1, text.size(), stderr);
+    tell_text(text);
 }
 
 }  // namespace
 
+void tell_text(std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+}
+
 int report_error(const Error& error) {
     std::fflush(stdout);
-    fmt::print(stderr, "kvasir: {}\n", error.detail);
+    tell("kvasir: {}\n", error.detail);
     return errc_info(error.code).exit_code;
 }
 

@@ -1,16 +1,27 @@
 // What a program says to a person: the error sentence, the exit code, the log lines.
 //
 // Used by every subcommand.
-// Thread: report_error() from the main thread; the sink from any. Owns: nothing.
+// Thread: report_error() from the main thread; tell() and the sink from any. Owns: nothing.
 // Limits: log lines as in base/log.hpp.
 #pragma once
 
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include <fmt/core.h>
 
 #include "base/result.hpp"
 
 namespace kvasir::apps {
+
+// Prints on stderr, at once. It is for people: if nobody can read it any more (a full disk, a pipe
+// without a reader) the program goes on.
+void tell_text(std::string_view text);
+template <class... Args>
+void tell(fmt::format_string<Args...> format, Args&&... args) {
+    tell_text(fmt::format(format, std::forward<Args>(args)...));
+}
 
 // Prints "kvasir: <sentence>" on stderr and returns the process exit code of the error.
 int report_error(const Error& error);

@@ -51,4 +51,35 @@ Result<double> parse_share(std::string_view text) {
     return percent / 100;
 }
 
+Result<uint64_t> parse_size(std::string_view text) {
+    constexpr double kBytesMax = static_cast<double>(uint64_t{1} << 60);
+    const auto malformed = [text] {
+        return fail(Errc::kUsage, fmt::format("'{}' is not a size: give bytes, or a number with k, "
+                                              "M, G, T, Ki, Mi, Gi or Ti, like 340M or 1.5G",
+                                              printable(text)));
+    };
+    const std::string_view all = trimmed(text);
+    double number = 0;
+    const auto [end, error] =
+        std::from_chars(all.data(), all.data() + all.size(), number, std::chars_format::fixed);
+    if (error != std::errc{} || !(number >= 0)) return malformed();
+    std::string_view unit = trimmed(all.substr(static_cast<size_t>(end - all.data())));
+    if (unit.ends_with('B') || unit.ends_with('b')) unit.remove_suffix(1);
+    double factor = 1;
+    if (!unit.empty()) {
+        constexpr std::string_view kPrefixes = "kmgt";
+        const char letter = static_cast<char>(unit[0] | 0x20);  // of either case
+        const size_t power = kPrefixes.find(letter);
+        const std::string_view rest = unit.substr(1);
+        if (power == std::string_view::npos || (!rest.empty() && rest != "i")) return malformed();
+        for (size_t i = 0; i <= power; ++i) factor *= rest.empty() ? 1000 : 1024;
+    }
+    const double bytes = number * factor;
+    if (bytes > kBytesMax) {
+        return fail(Errc::kUsage, fmt::format("'{}' is more than any disk holds", printable(text)));
+    }
+    if (bytes < 1) return malformed();
+    return static_cast<uint64_t>(bytes);
+}
+
 }  // namespace kvasir::apps

@@ -1,6 +1,6 @@
 // Text of flags turned into values.
 //
-// Used by run and bench.
+// Used by run, bench and worker.
 // Thread: pure functions.
 #pragma once
 
@@ -17,5 +17,9 @@ namespace kvasir::apps {
 Result<std::vector<int32_t>> parse_tokens(std::string_view text);
 // "100%", "62.5%" or "100": a share from 0 to 1. Errors: kUsage.
 Result<double> parse_share(std::string_view text);
+
+// "340M", "1.5 GB", "512MiB", "12000000": bytes; k, M, G and T are powers of 1000, Ki, Mi, Gi and
+// Ti of 1024. Errors: kUsage (no size, none at all, or over 2^60).
+Result<uint64_t> parse_size(std::string_view text);
 
 }  // namespace kvasir::apps

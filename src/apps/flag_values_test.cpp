@@ -35,5 +35,43 @@ TEST(FlagValues, SharesAreParsed) {
     }
 }
 
+TEST(FlagValues, SizesAreParsed) {
+    EXPECT_EQ(*parse_size("12000000"), 12000000u);
+    EXPECT_EQ(*parse_size("1"), 1u);
+    EXPECT_EQ(*parse_size("9007199254740993"), 9007199254740992u);  // a double has 53 bits
+    EXPECT_EQ(*parse_size("340M"), 340000000u);
+    EXPECT_EQ(*parse_size("340 mb"), 340000000u);
+    EXPECT_EQ(*parse_size("1.5G"), 1500000000u);
+    EXPECT_EQ(*parse_size(" 0.5k "), 500u);
+    EXPECT_EQ(*parse_size("2Ki"), 2048u);
+    EXPECT_EQ(*parse_size("512MiB"), uint64_t{512} << 20);
+    EXPECT_EQ(*parse_size("1.5Gi"), uint64_t{3} << 29);
+    EXPECT_EQ(*parse_size("4T"), 4000000000000u);
+    for (const char* text : {"",
+                             " ",
+                             "M",
+                             "0",
+                             "0.2",
+                             "-5",
+                             "+5",
+                             "0x10",
+                             "1e9",
+                             "5X",
+                             "5MM",
+                             "5iM",
+                             "5Kii",
+                             "nan",
+                             "inf",
+                             "1,5G",
+                             "5 M B",
+                             "1153000000000000000000",
+                             "18446744073709551615",
+                             "99999999T"}) {
+        const auto size = parse_size(text);
+        ASSERT_FALSE(size) << text << " gives " << *size;
+        EXPECT_EQ(size.error().code, Errc::kUsage);
+    }
+}
+
 }  // namespace
 }  // namespace kvasir::apps

@@ -55,8 +55,7 @@ Status serve(const MarketFlags& flags) {
     while (::sigwaitinfo(&signals, nullptr) <= 0) {
     }
     ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // the second one ends at once
-    fmt::print(stderr, "market: telling nodes to come again, ends in {} s (again: at once)\n",
-               flags.drain_s + 1);
+    tell("market: telling nodes to come again, ends in {} s (again: at once)\n", flags.drain_s + 1);
     (*servers)->drain(std::chrono::seconds(flags.drain_s));
     return {};
 }

@@ -49,14 +49,14 @@ int parse_and_run(int argc, char** argv, std::span<const AddCommand> commands) {
         const bool is_unknown = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
                                 dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
         if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
-            fmt::print(stderr, "kvasir: '{}' is not a subcommand\n", printable(argv[1]));
+            tell("kvasir: '{}' is not a subcommand\n", printable(argv[1]));
         } else if (unknown && is_unknown) {
-            fmt::print(stderr, "kvasir: {}\n", *unknown);
+            tell("kvasir: {}\n", *unknown);
         } else {
-            fmt::print(stderr, "kvasir: {}\n", error.what());
+            tell("kvasir: {}\n", error.what());
         }
-        fmt::print(stderr, "Run 'kvasir{}{} --help' for the flags.\n", chosen.empty() ? "" : " ",
-                   chosen.empty() ? "" : chosen.front()->get_name());
+        tell("Run 'kvasir{}{} --help' for the flags.\n", chosen.empty() ? "" : " ",
+             chosen.empty() ? "" : chosen.front()->get_name());
         return kExitUsage;
     }
     return exit_code;
@@ -75,7 +75,7 @@ int run_program(int argc, char** argv, std::span<const AddCommand> commands) {
             return exit_code;
         return report_error({Errc::kIo, "standard output: the reader is gone or the disk is full"});
     } catch (const std::exception& error) {
-        fmt::print(stderr, "kvasir: {}\n", error.what());
+        tell("kvasir: {}\n", error.what());
     }
     return kExitFailed;
 }

@@ -1,10 +1,10 @@
 #include "apps/progress.hpp"
 
-#include <cstdio>
+#include <unistd.h>
+
 #include <utility>
 
-#include <fmt/core.h>
-#include <unistd.h>
+#include "apps/console.hpp"
 
 namespace kvasir::apps {
 namespace {
@@ -20,7 +20,7 @@ ProgressLine::ProgressLine(std::string what)
       next_(Clock::now() + kFirst) {}
 
 ProgressLine::~ProgressLine() {
-    if (is_shown_) fmt::print(stderr, "\r\x1b[K");
+    if (is_shown_) tell("\r\x1b[K");
 }
 
 void ProgressLine::show(uint64_t bytes_done, uint64_t bytes_total) {
@@ -28,10 +28,8 @@ void ProgressLine::show(uint64_t bytes_done, uint64_t bytes_total) {
     if (!is_terminal_ || now < next_ || bytes_total == 0) return;
     next_ = now + kBetween;
     is_shown_ = true;
-    fmt::print(stderr, "\r{}: {:.1f} of {:.1f} GB ({} %)\x1b[K", what_,
-               static_cast<double>(bytes_done) / 1e9, static_cast<double>(bytes_total) / 1e9,
-               bytes_done * 100 / bytes_total);
-    std::fflush(stderr);
+    tell("\r{}: {:.1f} of {:.1f} GB ({} %)\x1b[K", what_, static_cast<double>(bytes_done) / 1e9,
+         static_cast<double>(bytes_total) / 1e9, bytes_done * 100 / bytes_total);
 }
 
 }  // namespace kvasir::apps

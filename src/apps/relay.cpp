@@ -155,9 +155,8 @@ Status serve(const RelayFlags& flags) {
 
     while (wait_for_signal(signals, nullptr) == 0) {
     }
-    fmt::print(stderr,
-               "relay: telling nodes to move, ends in {} s at the latest (again: at once)\n",
-               flags.drain_s + 5);
+    tell("relay: telling nodes to move, ends in {} s at the latest (again: at once)\n",
+         flags.drain_s + 5);
     (*relay)->drain(std::chrono::seconds(flags.drain_s), flags.move_url);
     const timespec look = {0, 50'000'000};
     while (!(*relay)->drained() && wait_for_signal(signals, &look) == 0) {

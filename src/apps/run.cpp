@@ -138,7 +138,7 @@ Result<bool> run(RunFlags& flags) {
         auto started = Swarm::start(flags.swarm);
         if (!started) return tl::unexpected(started.error());
         swarm = std::move(*started);
-        if (!flags.listen.empty()) fmt::print(stderr, "listening on {}\n", swarm->address());
+        if (!flags.listen.empty()) tell("listening on {}\n", swarm->address());
     }
     auto outcome = load_and_generate(flags, swarm.get());
     if (!outcome) return tl::unexpected(outcome.error());

@@ -110,7 +110,7 @@ TEST(RunReport, TableShowsWhoComputedWhatAndNoEscapes) {
     EXPECT_THAT(table, HasSubstr("50.0%"));
     EXPECT_THAT(table, HasSubstr("backbone"));
     EXPECT_THAT(table, HasSubstr("24 us p50, 80 us p99 over 16 layers, 2 computed again"));
-    EXPECT_THAT(table, HasSubstr("1.0 KB per token"));
+    EXPECT_THAT(table, HasSubstr("1.0 kB per token"));
     EXPECT_THAT(table, HasSubstr("lost"));
     EXPECT_THAT(table, Not(HasSubstr("\x1b")));
 }

@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include "apps/console.hpp"
 #include "apps/membership.hpp"
 #include "apps/progress.hpp"
 #include "base/log.hpp"
@@ -46,9 +47,9 @@ std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uin
     const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
     const bool v6 = listen.host.find(':') != std::string::npos;
     if (any) {
-        fmt::print(stderr,
-                   "kvasir: write this machine's name or address for THIS-MACHINE below, or give "
-                   "--public-url https://NAME:PORT\n");
+        tell(
+            "kvasir: write this machine's name or address for THIS-MACHINE below, or give "
+            "--public-url https://NAME:PORT\n");
     }
     const std::string host = any ? "THIS-MACHINE" : v6 ? "[" + listen.host + "]" : listen.host;
     return (flags.plain ? "http://" : "https://") + host + ":" + std::to_string(port);
@@ -159,6 +160,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         options.http = of->handler();
         options.switchboard.generation_first = relay_generation_now();
         options.switchboard.connections_per_address_max = flags.per_address_max;
+        options.http_limits.connections_per_address_max = flags.per_address_max;
         auto relay = relay::Relay::start(*listen, std::move(options));
         if (!relay) return tl::unexpected(relay.error());
         servers->relay_ = std::move(*relay);

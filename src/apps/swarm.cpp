@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "apps/console.hpp"
 #include "apps/local_workers.hpp"
 #include "backbone/backbone.hpp"
 #include "moe/model.hpp"
@@ -69,7 +70,7 @@ public:
             // A person waits here: what for is said, and again when it has changed.
             if (options_.wait_outside && now >= tell_at && covered.error().detail != told) {
                 told = covered.error().detail;
-                fmt::print(stderr, "waiting for {:.0f} %: {}\n", options_.coverage * 100, told);
+                tell("waiting for {:.0f} %: {}\n", options_.coverage * 100, told);
                 tell_at = now + kTellEvery;
             }
         }

@@ -73,14 +73,13 @@ TransferLine::~TransferLine() {
 }
 
 void TransferLine::wipe() {
-    if (std::exchange(is_shown_, false)) fmt::print(stderr, "\r\x1b[K");
+    if (std::exchange(is_shown_, false)) tell("\r\x1b[K");
 }
 
 void TransferLine::print(const std::string& text) {
     const std::lock_guard lock(mu_);
     wipe();
-    fmt::print(stderr, "{}\n", terminal_text(text));
-    std::fflush(stderr);
+    tell("{}\n", terminal_text(text));
 }
 
 void TransferLine::show(uint64_t bytes_done, uint64_t bytes_total) {
@@ -95,14 +94,12 @@ void TransferLine::show(uint64_t bytes_done, uint64_t bytes_total) {
     if (is_terminal_) {
         next_ = now + kRedraw;
         is_shown_ = true;
-        fmt::print(stderr, "\r{} {}\x1b[K", what_,
-                   transfer_text(bytes_done, bytes_total, rate_, true));
+        tell("\r{} {}\x1b[K", what_, transfer_text(bytes_done, bytes_total, rate_, true));
     } else if (tenth > tenth_) {
         next_ = now + kLineEvery;
         tenth_ = tenth;
-        fmt::print(stderr, "{}: {}\n", what_, transfer_text(bytes_done, bytes_total, rate_, false));
+        tell("{}: {}\n", what_, transfer_text(bytes_done, bytes_total, rate_, false));
     }
-    std::fflush(stderr);
 }
 
 }  // namespace kvasir::apps

@@ -40,9 +40,9 @@ TEST(TransferText, HasBarShareRateAndTime) {
     rate.add(0ms, 0);
     rate.add(1000ms, 34'000'000);
     EXPECT_EQ(transfer_text(170'000'000, 340'000'000, rate, true),
-              "[##########..........] 50 %  170.0 MB of 340.0 MB  34.0 MB/s  0:05 left");
+              "[##########..........] 50 %  170 MB of 340 MB  34.0 MB/s  0:05 left");
     EXPECT_EQ(transfer_text(170'000'000, 340'000'000, rate, false),
-              "50 %  170.0 MB of 340.0 MB  34.0 MB/s  0:05 left");
+              "50 %  170 MB of 340 MB  34.0 MB/s  0:05 left");
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ Status converse(UpFlags& flags, generate::Session& session, Swarm& swarm) {
             std::fflush(stdout);
         }
         if (!std::getline(std::cin, line)) {
-            fmt::print(stderr, "up: the input has ended\n");
+            tell("up: the input has ended\n");
             return {};
         }
         if (line.empty()) continue;
@@ -143,16 +143,15 @@ Status up(UpFlags& flags) {
     servers = std::move(*started);
     (*end_at_signal)->say_first([&servers, &flags](int signal) {
         flags.is_ending = true;  // no more text
-        fmt::print(stderr, "up: telling nodes to come again, ends in {} s (again: at once)\n",
-                   kDrainTime.count() + 1);
+        tell("up: telling nodes to come again, ends in {} s (again: at once)\n",
+             kDrainTime.count() + 1);
         servers->drain(kDrainTime);
         (void)servers->market().save();
         return has_prompt(flags) ? 128 + signal : 0;  // without its answer, or as it was told to
     });
     auto line = servers->join_line(flags.uses, std::chrono::hours(flags.valid_h));
     if (!line) return tl::unexpected(line.error());
-    fmt::print(stderr, "{}\n", *line);
-    std::fflush(stderr);
+    tell("{}\n", *line);
     if (!flags.api.empty()) {
         ApiServerOptions api;
         api.program = flags.llama_server;

@@ -19,6 +19,7 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/flag_values.hpp"
 #include "apps/kernels_flag.hpp"
 #include "apps/threads_flag.hpp"
 #include "apps/transfer_line.hpp"
@@ -105,14 +106,14 @@ Status serve(const WorkerFlags& flags) {
     auto holding = worker::Holding::open(flags.holding);
     if (!holding) return tl::unexpected(holding.error());
     worker::WorkerOptions options = flags.worker;
-    options.on_line = [](const std::string& text) { fmt::print(stderr, "worker: {}\n", text); };
+    options.on_line = [](const std::string& text) { tell("worker: {}\n", text); };
     auto made = worker::Worker::make(**holding, options);
     if (!made) return tl::unexpected(made.error());
     g_worker = made->get();
     std::signal(SIGTERM, on_signal);
     std::signal(SIGINT, on_signal);
-    fmt::print(stderr, "worker: holding {} experts ({})\n", (*holding)->experts(),
-               format_bytes(static_cast<double>((*holding)->bytes())));
+    tell("worker: holding {} experts ({})\n", (*holding)->experts(),
+         format_bytes(static_cast<double>((*holding)->bytes())));
     Status ok = (*made)->run();
     std::signal(SIGTERM, SIG_IGN);
     std::signal(SIGINT, SIG_IGN);
@@ -129,24 +130,25 @@ void add_join(CLI::App& command, WorkerFlags& flags, const std::vector<CLI::Opti
                                       "the market that leases experts, https://HOST:PORT");
     for (CLI::Option* other : others) market->excludes(other);
     const auto add = [&](CLI::Option* option) { option->needs(market); };
-    const CLI::Validator not_negative(
+    const CLI::Validator as_size(
         [](std::string& text) {
-            return text.starts_with('-') ? text + " is less than nothing" : std::string();
+            const auto size = parse_size(text);
+            if (!size) return size.error().detail;
+            text = std::to_string(*size);
+            return std::string();
         },
-        "");
+        "SIZE");
     add(command.add_option("--invite", join.invite, "the market's invite code"));
     add(command
             .add_option("--budget", join.budget_bytes,
                         "bytes that the slice may take, e.g. 340M (also its memory)")
-            ->check(not_negative)
-            ->transform(CLI::AsSizeValue(true)));
+            ->transform(as_size));
     add(command.add_option("--cache", join.cache_folder,
                            "folder of key and slices (default: $XDG_CACHE_HOME/kvasir/worker)"));
     add(command
             .add_option("--cache-max", join.cache_bytes_max,
                         "bytes of all slices in the cache (default: twice the budget)")
-            ->check(not_negative)
-            ->transform(CLI::AsSizeValue(true)));
+            ->transform(as_size));
     add(command
             .add_option("--max-cpu", join.cpu_percent,
                         "per cent of the --threads cores that may be used")

@@ -74,12 +74,15 @@ TEST(Ids, LayerKeyText) {
 TEST(Units, BytesAreRoundedToAUnit) {
     EXPECT_EQ(format_bytes(0), "0 B");
     EXPECT_EQ(format_bytes(999), "999 B");
-    EXPECT_EQ(format_bytes(1000), "1.0 KB");
-    EXPECT_EQ(format_bytes(999949), "999.9 KB");
-    EXPECT_EQ(format_bytes(999951), "1.0 MB");
-    EXPECT_EQ(format_bytes(5.308e6), "5.3 MB");
-    EXPECT_EQ(format_bytes(7.71e10), "77.1 GB");
-    EXPECT_EQ(format_bytes(5e16), "50000.0 TB");
+    EXPECT_EQ(format_bytes(1000), "1.0 kB");
+    EXPECT_EQ(format_bytes(5308416), "5.3 MB");
+    EXPECT_EQ(format_bytes(99949999), "99.9 MB");
+    EXPECT_EQ(format_bytes(99960000), "100 MB");
+    EXPECT_EQ(format_bytes(339738624), "340 MB");
+    EXPECT_EQ(format_bytes(999499999), "999 MB");
+    EXPECT_EQ(format_bytes(999500000), "1.0 GB");
+    EXPECT_EQ(format_bytes(77.2e9), "77.2 GB");
+    EXPECT_EQ(format_bytes(5e18), "5000 PB");
 }
 
 }  // namespace

@@ -387,7 +387,8 @@ public:
         if (is_full_) return full();
         return inner_->register_node(asked);
     }
-    Result<uint64_t> add_token(const std::string& node, int64_t now, int64_t expires) override {
+    Result<market::TokenMade> add_token(const std::string& node, int64_t now,
+                                        int64_t expires) override {
         if (is_full_) return full();
         return inner_->add_token(node, now, expires);
     }

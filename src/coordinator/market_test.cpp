@@ -1,10 +1,12 @@
 #include "coordinator/market.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "coordinator/market_testing.hpp"
@@ -15,6 +17,7 @@ namespace kvasir::coordinator {
 namespace {
 
 using namespace testing;
+using ::testing::HasSubstr;
 
 // ---- facts ----
 
@@ -55,7 +58,8 @@ TEST_F(MarketTest, WrongPathsAndMethodsAreNamed) {
     EXPECT_EQ(send("GET", "/api/v1/leases/prove").status, 405);
     EXPECT_EQ(send("GET", "/models/" + std::string(64, '0') + "/data/0").status, 404);
     EXPECT_EQ(send("POST", "/api/v1/leases", "{}").status, 403);
-    EXPECT_EQ(send("POST", "/api/v1/nodes", std::string(600 << 10, ' ')).status, 413);
+    EXPECT_EQ(send("POST", "/api/v1/leases", std::string(600 << 10, ' ')).status, 413);
+    EXPECT_EQ(send("POST", "/api/v1/nodes", std::string(9 << 10, ' ')).status, 413);
 }
 
 TEST_F(MarketTest, RefusesWhatIsNoWholeModel) {
@@ -118,6 +122,9 @@ TEST_F(MarketTest, ANodeRegistersOnceHoweverOften) {
     EXPECT_EQ(claims->node, node.key().public_key());
     EXPECT_EQ(claims->model_id, market_->model_id());
     EXPECT_EQ(claims->roles, crypto::kRoleWorker);
+    EXPECT_EQ(node.enroll(*invite).status, 200);
+    EXPECT_EQ(market_->open_token(node.token)->serial, claims->serial);  // at once: the same
+    clock_.pass(61s);
     EXPECT_EQ(node.enroll(*invite).status, 200);
     EXPECT_NE(market_->open_token(node.token)->serial, claims->serial);
     const Reply refused = other.enroll(*invite);
@@ -277,6 +284,43 @@ TEST_F(MarketTest, WrongBytesDoNotServe) {
 }
 
 // Restarts of the node, of the market, of both: one row, the same leases, no ghosts.
+TEST_F(MarketTest, AModelFileThatWasChangedServesAndProvesNothing) {
+    open();
+    Node node(handler_);
+    ASSERT_EQ(node.enroll(*market_->make_invite(1, 1h)).status, 200);
+    const Json leases = node.ask(model().bytes_experts()).json.at("leases");
+    const auto ids = ids_of(leases);
+    const std::string id = to_hex(market_->model_id());
+    const moe::Model before = model();
+    for (const moe::GgufHeader& shard : before.shards) {  // in place: the same file, other bytes
+        std::fstream file(shard.path, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(static_cast<std::streamoff>(shard.file_bytes) - 4096);
+        file << std::string(4096, '\x5a');
+    }
+    // Whether the answers are those of the file as it is or as it was.
+    for (int round = 0; round < 4; ++round) {
+        const Reply proved = node.prove(ids, leases, before);
+        EXPECT_EQ(proved.status, 409) << proved.body;
+        EXPECT_EQ(proved.code(), "mismatch");
+        EXPECT_THAT(proved.message(), HasSubstr("was changed"));
+        EXPECT_EQ(proved.body.find('/'), std::string::npos) << proved.body;  // no path of ours
+    }
+    const auto& tensor = before.banks.at(0).tensors.at(0);
+    const std::string range =
+        "bytes=" + std::to_string(tensor.offset) + "-" + std::to_string(tensor.offset + 9);
+    EXPECT_EQ(node.data(id, std::to_string(tensor.shard), range).code(), "mismatch");
+    for (const moe::GgufHeader& shard : before.shards)
+        std::filesystem::resize_file(shard.path, shard.file_bytes / 2);
+    const Reply asked = node.post("/api/v1/leases/prove", {{"leases", ids}});
+    ASSERT_EQ(asked.status, 200);
+    const Json answers(asked.json.at("probes").size(), to_hex(Sha256{}));
+    const Reply cut = node.post("/api/v1/leases/prove",
+                                {{"nonce", asked.json.at("nonce")}, {"answers", answers}});
+    EXPECT_EQ(cut.code(), "mismatch") << cut.body;
+    // The node is not to blame, however often.
+    EXPECT_EQ(send("GET", "/api/v1/coverage").json.at("experts_promised"), 16);
+}
+
 TEST_F(MarketTest, RestartsKeepIdentityAndLeases) {
     open();
     const auto invite = market_->make_invite(3, 100h);
@@ -392,6 +436,10 @@ TEST_F(MarketTest, RevokedNodesAreOut) {
         told.emplace_back(key, serials);
     });
     const uint64_t serial = market_->open_token(node.token)->serial;
+    for (int i = 0; i < 2; ++i) {
+        clock_.pass(40s);
+        ASSERT_EQ(node.heartbeat(ids_of(leases)).status, 200);
+    }
     ASSERT_EQ(node.renew().status, 200);
     const std::string id = to_hex(market_->model_id());
     const moe::Model toy = model();

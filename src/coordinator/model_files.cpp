@@ -118,15 +118,27 @@ std::string ModelFiles::shard_tag(uint32_t shard) const {
     return "\"" + to_hex(model_id_).substr(0, 32) + "-" + std::to_string(shard) + "\"";
 }
 
-Result<net::FileBody> ModelFiles::body(uint32_t shard, const net::ByteSpan& span) const {
+Status ModelFiles::check_unchanged(uint32_t shard) const {
     struct stat info {};
     const Shard& file = shards_[shard];
-    if (::fstat(*file.fd, &info) != 0 || changed_ns(info) != file.changed_ns ||
-        static_cast<uint64_t>(info.st_size) != shard_bytes(shard)) {
-        return fail(Errc::kMismatch, "the market's file " + printable(shard_name(shard)) +
-                                         " was changed since the market started");
+    if (::fstat(*file.fd, &info) == 0 && changed_ns(info) == file.changed_ns &&
+        static_cast<uint64_t>(info.st_size) == shard_bytes(shard)) {
+        return {};
     }
-    return net::FileBody{file.fd, span.offset, span.bytes};
+    const std::string name = printable(shard_name(shard));
+    if (!change_told_.exchange(true)) {
+        log(LogLevel::kError, "market",
+            name +
+                " was changed since the market started: nothing is served or proven from it; "
+                "restart the market with the file that the model was");
+    }
+    return fail(Errc::kMismatch,
+                "the market's file " + name + " was changed since the market started");
+}
+
+Result<net::FileBody> ModelFiles::body(uint32_t shard, const net::ByteSpan& span) const {
+    if (Status ok = check_unchanged(shard); !ok) return tl::unexpected(ok.error());
+    return net::FileBody{shards_[shard].fd, span.offset, span.bytes};
 }
 
 Result<std::vector<uint8_t>> ModelFiles::read(const market::Probe& probe, LayerKey layer) const {
@@ -136,7 +148,13 @@ Result<std::vector<uint8_t>> ModelFiles::read(const market::Probe& probe, LayerK
     std::vector<uint8_t> out(probe.bytes);
     Status ok = moe::read_exactly(*shards_[shard].fd, model_.shards[shard].path,
                                   market::probe_offset(probe, *bank), out);
-    if (!ok) return tl::unexpected(ok.error());
+    // Afterwards: what was read is the model's only if the file is still the one that was hashed.
+    if (Status same = check_unchanged(shard); !same) return tl::unexpected(same.error());
+    if (!ok) {
+        log(LogLevel::kError, "market", ok.error().detail);
+        return fail(ok.error().code,
+                    "the market cannot read its file " + printable(shard_name(shard)));
+    }
     return out;
 }
 

@@ -5,6 +5,7 @@
 // Thread: immutable after opening, any; read() blocks on the disk. Owns: descriptors.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <span>
@@ -49,7 +50,7 @@ public:
     std::string shard_tag(uint32_t shard) const;
     // Errors: kMismatch: the file was changed since the market started.
     Result<net::FileBody> body(uint32_t shard, const net::ByteSpan& span) const;
-    // The bytes of a probe. Errors: kIo, kBadInput.
+    // The bytes of a probe. Errors: kMismatch as of body(), kIo, kBadInput.
     Result<std::vector<uint8_t>> read(const market::Probe& probe, LayerKey layer) const;
     // The slabs of the segments, adjacent ones merged, ascending.
     std::vector<FileRange> ranges_of(std::span<const Segment> segments) const;
@@ -61,6 +62,7 @@ private:
     };
     ModelFiles() = default;
     Status open_shards();
+    Status check_unchanged(uint32_t shard) const;
     Status keep_outline(std::vector<uint8_t> bytes);
 
     // Constant after construction.
@@ -69,6 +71,7 @@ private:
     std::vector<Shard> shards_;
     net::FileBody outline_;
     std::vector<uint8_t> outline_bytes_;
+    mutable std::atomic<bool> change_told_{false};  // to the log
 };
 
 // Is [begin, end) of a shard inside one of the ranges? `ranges` as of ranges_of().

@@ -46,16 +46,17 @@ Status Registry::restore(const market::StoredState& state) {
 }
 
 Grant Registry::issue(const crypto::PublicKey& node, const market::NodeRow& row,
-                      uint64_t serial) const {
+                      const market::TokenMade& token) const {
     crypto::TokenClaims claims;
     claims.roles = row.roles;
     claims.name = row.name;
     claims.node = node;
-    claims.serial = serial;
+    claims.serial = token.serial;
     claims.issued = clocks_.wall();
-    claims.expires = claims.issued + token_life_;
+    claims.expires = crypto::WallTime(std::chrono::seconds(token.expires));
     claims.model_id = model_id_;
-    return {node, crypto::issue_token(key_, claims), token_life_, token_life_ * 2 / 3};
+    const auto left = claims.expires - claims.issued;
+    return {node, crypto::issue_token(key_, claims), left, left * 2 / 3};
 }
 
 Result<Grant> Registry::enroll(const crypto::PublicKey& node, const std::string& name,
@@ -75,15 +76,15 @@ Result<Grant> Registry::enroll(const crypto::PublicKey& node, const std::string&
     row.node = asked.node;
     row.name = asked.name;
     row.roles = made->roles;
-    return issue(node, row, made->serial);
+    return issue(node, row, made->token);
 }
 
 Result<Grant> Registry::renew(const crypto::PublicKey& node) {
     const int64_t now = seconds_of(clocks_.wall());
-    const auto serial = storage_.add_token(crypto::to_hex(node), now, now + token_life_.count());
-    if (!serial) return tl::unexpected(serial.error());
+    const auto made = storage_.add_token(crypto::to_hex(node), now, now + token_life_.count());
+    if (!made) return tl::unexpected(made.error());
     const std::lock_guard lock(mu_);
-    return issue(node, nodes_[node].row, *serial);
+    return issue(node, nodes_[node].row, *made);
 }
 
 Result<crypto::TokenClaims> Registry::open_token(std::string_view text) const {

@@ -54,7 +54,7 @@ public:
     // `role_wanted`: of crypto::RoleBits; 0: whatever the invite gives.
     Result<Grant> enroll(const crypto::PublicKey& node, const std::string& name,
                          std::span<const uint8_t> invite_secret, uint8_t role_wanted);
-    // A new token. Errors: kNotFound, kRevoked.
+    // A token with a whole life, or nearly (see market::TokenMade). Errors: kNotFound, kRevoked.
     Result<Grant> renew(const crypto::PublicKey& node);
     // Errors: kDenied (no or another market's token, unknown node), kExpired, kRevoked, kMismatch.
     Result<crypto::TokenClaims> open_token(std::string_view text) const;
@@ -79,7 +79,8 @@ private:
         std::optional<TimePoint> seen;
         uint32_t threads = 0;
     };
-    Grant issue(const crypto::PublicKey& node, const market::NodeRow& row, uint64_t serial) const;
+    Grant issue(const crypto::PublicKey& node, const market::NodeRow& row,
+                const market::TokenMade& token) const;
 
     // Constant after construction.
     market::Storage& storage_;

@@ -100,10 +100,13 @@ std::optional<net::HttpResponse> Service::answer_at_once(const net::HttpRequest&
         if (request.method != "POST") return not_allowed();
         return json_response(encode_challenge(challenges_.make(now())));
     }
-    if (request.body.size() > config_.limits.body_bytes_max) {
+    // What a stranger sends is read on the market's only thread.
+    const bool of_strangers = request.path.starts_with("/api/v1/nodes");
+    const size_t body_bytes_max =
+        of_strangers ? config_.limits.body_bytes_max_of_strangers : config_.limits.body_bytes_max;
+    if (request.body.size() > body_bytes_max) {
         return net::error_response(
-            {Errc::kLimit,
-             "the body has more than " + std::to_string(config_.limits.body_bytes_max) + " bytes"});
+            {Errc::kLimit, "the body has more than " + std::to_string(body_bytes_max) + " bytes"});
     }
     return std::nullopt;
 }

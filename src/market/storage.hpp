@@ -63,9 +63,15 @@ struct Registration {
     int64_t token_expires = 0;
     uint8_t role_wanted = 0;  // crypto::RoleBits; 0: whatever the invite gives
 };
+// A token that a node may be given. Asked for again soon after the last (a twentieth of its life, a
+// minute at most), that one is meant once more, so that asking on and on fills no disk.
+struct TokenMade {
+    uint64_t serial = 0;
+    int64_t expires = 0;
+};
 struct Registered {
-    uint64_t serial = 0;  // of a new token
-    uint8_t roles = 0;    // of the node
+    TokenMade token;
+    uint8_t roles = 0;  // of the node
     bool is_new = false;
 };
 struct InviteRow {
@@ -83,14 +89,14 @@ public:
     // are deleted; from then on leases are of this model.
     virtual Result<StoredState> load(const Sha256& model_id, int64_t now) = 0;
     virtual Status add_invite(const InviteRow& invite) = 0;
-    // A node that is there gets a new token, whatever its invite; a new one, or one to which the
+    // A node that is there gets a token, whatever its invite; a new one, or one to which the
     // invite gives a further role, uses it once. An invite that does not give the role wanted is
     // never used: with it a node gets a token if it has the role already, else kDenied.
     // Errors: kRevoked (the node), kDenied (no such invite, it is over or used up, or of another
     // role: says which).
     virtual Result<Registered> register_node(const Registration& registration) = 0;
     // Errors: kNotFound (no such node), kRevoked.
-    virtual Result<uint64_t> add_token(const std::string& node, int64_t now, int64_t expires) = 0;
+    virtual Result<TokenMade> add_token(const std::string& node, int64_t now, int64_t expires) = 0;
     // The node and all its tokens; its leases are deleted. Returns its tokens, those revoked before
     // included. Errors: kNotFound.
     virtual Result<std::vector<TokenRow>> revoke_node(const std::string& node) = 0;

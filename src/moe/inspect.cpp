@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.hpp"
+#include "base/units.hpp"
 
 namespace kvasir::moe {
 namespace {
@@ -158,21 +159,21 @@ std::string head_text(const InspectReport& report) {
     }
     if (report.layers == 0) {
         return out + "experts     none: not a Mixture-of-Experts model\nbytes       " +
-               bytes_text(static_cast<double>(report.bytes_total)) + "\n";
+               format_bytes(static_cast<double>(report.bytes_total)) + "\n";
     }
     out += "layers      " + count_text(report.layers) + " layers with experts, of " +
            count_text(report.layers_total);
     if (report.mtp_layers > 0) out += " (" + count_text(report.mtp_layers) + " MTP)";
     out += "\nexperts     " + count_text(report.experts_per_layer) + " experts per layer, " +
            count_text(report.experts_used) + " used; " + count_text(report.experts_total) +
-           " experts in all\none expert  " + bytes_text(report.expert_bytes_mean);
+           " experts in all\none expert  " + format_bytes(report.expert_bytes_mean);
     if (report.expert_bytes_min != report.expert_bytes_max) {
-        out += " mean (" + bytes_text(static_cast<double>(report.expert_bytes_min)) + " .. " +
-               bytes_text(static_cast<double>(report.expert_bytes_max)) + ")";
+        out += " mean (" + format_bytes(static_cast<double>(report.expert_bytes_min)) + " .. " +
+               format_bytes(static_cast<double>(report.expert_bytes_max)) + ")";
     }
     return out + "\nshare       " + percent_text(report.share_experts) +
-           " of the bytes are experts: " + bytes_text(static_cast<double>(report.bytes_experts)) +
-           " of " + bytes_text(static_cast<double>(report.bytes_total)) + "\n" +
+           " of the bytes are experts: " + format_bytes(static_cast<double>(report.bytes_experts)) +
+           " of " + format_bytes(static_cast<double>(report.bytes_total)) + "\n" +
            kernels_text(report);
 }
 
@@ -183,7 +184,7 @@ std::string classes_text(const InspectReport& report) {
         if (total.tensors == 0) continue;
         out += print("  %-18s %9s %11s %9s\n", class_label(static_cast<TensorClass>(i)),
                      count_text(total.tensors).c_str(),
-                     bytes_text(static_cast<double>(total.bytes)).c_str(),
+                     format_bytes(static_cast<double>(total.bytes)).c_str(),
                      percent_text(share(total.bytes, report.bytes_total)).c_str());
     }
     return out;
@@ -230,8 +231,8 @@ std::string layers_text(const InspectReport& report, bool per_layer) {
             std::string label = next - first > 1 ? std::to_string(layer.key.layer) + "-" : "";
             label += to_string(layers[next - 1]->key) + (layer.is_mtp ? " MTP" : "");
             out += print("%-12s %6s %11s %11s  ", label.c_str(), count_text(layer.experts).c_str(),
-                         bytes_text(static_cast<double>(layer.expert_bytes)).c_str(),
-                         bytes_text(static_cast<double>(layer.bytes)).c_str());
+                         format_bytes(static_cast<double>(layer.expert_bytes)).c_str(),
+                         format_bytes(static_cast<double>(layer.bytes)).c_str());
             out += layer.layout + ": " + layer.types + "\n";
         }
     }
@@ -288,17 +289,6 @@ InspectReport make_report(const Model& model, const HasKernels& has_kernels) {
         }
     }
     return report;
-}
-
-std::string bytes_text(double bytes) {
-    constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB", "PB"};
-    size_t unit = 0;
-    // 999.5 would round to "1000": it belongs to the next unit.
-    while (bytes >= 999.5 && unit + 1 < std::size(kUnits)) {
-        bytes /= 1000;
-        ++unit;
-    }
-    return print(unit > 0 && bytes < 99.95 ? "%.1f %s" : "%.0f %s", bytes, kUnits[unit]);
 }
 
 std::string count_text(uint64_t count) {

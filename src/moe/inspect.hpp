@@ -92,8 +92,6 @@ std::string inspect_text(const InspectReport& report, bool per_layer);
 // One JSON object, indented by two, ends in a newline.
 std::string inspect_json(const InspectReport& report);
 
-// "5.3 MB", "77.2 GB", "912 B": three digits at most, decimal units.
-std::string bytes_text(double bytes);
 // "12,544"
 std::string count_text(uint64_t count);
 

@@ -29,15 +29,6 @@ TEST(Inspect, Numbers) {
     EXPECT_EQ(count_text(1000), "1,000");
     EXPECT_EQ(count_text(12544), "12,544");
     EXPECT_EQ(count_text(1234567), "1,234,567");
-    EXPECT_EQ(bytes_text(0), "0 B");
-    EXPECT_EQ(bytes_text(999), "999 B");
-    EXPECT_EQ(bytes_text(1000), "1.0 kB");
-    EXPECT_EQ(bytes_text(5308416), "5.3 MB");
-    EXPECT_EQ(bytes_text(339738624), "340 MB");
-    EXPECT_EQ(bytes_text(99960000), "100 MB");
-    EXPECT_EQ(bytes_text(999499999), "999 MB");
-    EXPECT_EQ(bytes_text(999500000), "1.0 GB");
-    EXPECT_EQ(bytes_text(77.2e9), "77.2 GB");
 }
 
 TEST(Inspect, ReportOfAToy) {

@@ -128,6 +128,7 @@ void Connection::stop() {
 void Connection::drop() {
     stop();
     leave_handshake();
+    leave_http();
 }
 
 bool Connection::has_spoken() const {
@@ -145,13 +146,19 @@ void Connection::leave_handshake() {
     owner_.end_handshake(*this);
 }
 
+void Connection::leave_http() {
+    if (!std::exchange(in_http_, false)) return;
+    if (std::exchange(is_idle_, false)) owner_.end_idle(*this);
+    owner_.end_http(address_);
+}
+
 asio::awaitable<void> Connection::run() {
     struct Leave {
         Connection& connection;
         ~Leave() {
             connection.tell_rest();
             connection.leave_handshake();
-            if (connection.in_http_) connection.owner_.end_http(connection.address_);
+            connection.leave_http();
         }
     };
     const Leave leave{*this};

@@ -54,6 +54,9 @@ public:
     // many (false).
     virtual bool try_begin_http(const std::string& address) = 0;
     virtual void end_http(const std::string& address) = 0;
+    // One of HTTP waits for its next request, and may be dropped for another; or no longer.
+    virtual void begin_idle(Connection& connection) = 0;
+    virtual void end_idle(Connection& connection) = 0;
     virtual void end_handshake(Connection& connection) = 0;
     // At most one line a second.
     virtual void log_refused(const std::string& line) = 0;
@@ -73,9 +76,10 @@ public:
     boost::asio::awaitable<void> run();
     // Ends run() soon.
     void stop();
-    // stop(), and its place among the handshakes is free at once.
+    // stop(), and its place, among the handshakes or those of HTTP, is free at once.
     void drop();
     bool in_handshake() const { return in_handshake_; }
+    Clock::time_point idle_since() const { return idle_since_; }
     // Something of the peer has arrived, even if it was not read yet.
     bool has_spoken() const;
     const std::string& address() const { return address_; }
@@ -123,6 +127,7 @@ private:
     void end_writing();
     std::optional<uint64_t> bytes_waiting() const;
     void leave_handshake();
+    void leave_http();
     std::string peer() const;
 
     // Constant after construction
@@ -142,6 +147,8 @@ private:
     bool in_handshake_ = true;
     bool in_http_ = false;
     bool has_spoken_ = false;
+    bool is_idle_ = false;
+    Clock::time_point idle_since_ = {};
 
     std::vector<uint8_t> input_;  // not yet parsed
     Clock::time_point request_start_ = {};

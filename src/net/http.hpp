@@ -32,8 +32,10 @@ struct HttpLimits {
     std::chrono::milliseconds request_deadline{15000};  // from the first byte to the last
     std::chrono::milliseconds idle_max{60000};          // between requests of a connection
     std::chrono::milliseconds write_stall_max{30000};   // without a byte taken by the client
-    uint32_t connections_max = 4096;
-    uint32_t connections_per_address_max = 64;
+    // Beyond these the one that is idle the longest, between two requests, gives its place to the
+    // next; if none is, the next is refused (kBusy). An address may be that of a proxy.
+    uint32_t connections_max = 20000;
+    uint32_t connections_per_address_max = 1024;
 };
 
 struct HttpRequest {

@@ -222,21 +222,64 @@ TEST_P(HttpServer, SlowAndIdleClientsAreClosed) {
     EXPECT_LT(Clock::now() - start, 5s);
 }
 
+// Answers, but keeps who asks for /keep waiting until it is destroyed.
+class Keeper {
+public:
+    HttpHandler handler() {
+        return [this](const HttpRequest& request, const Respond& respond) {
+            if (request.path != "/keep") return echo(request, respond);
+            kept_.push_back(respond);
+            ++count_;
+        };
+    }
+    int count() const { return count_; }
+
+private:
+    std::vector<Respond> kept_;  // listener's thread
+    std::atomic<int> count_ = 0;
+};
+
 TEST_P(HttpServer, ConnectionsAreBoundedPerAddress) {
+    Keeper keeper;
     HttpLimits limits;
     limits.connections_per_address_max = 3;
-    listen(echo, limits);
+    listen(keeper.handler(), limits);
     std::vector<RawPeer> peers;
     for (int i = 0; i < 3; ++i) {
         peers.push_back(connect());
-        peers.back().write("GET / HTTP/1.1\r\n\r\n");
-        EXPECT_EQ(read_answer(peers.back()).status, 200);
+        peers.back().write("GET /keep HTTP/1.1\r\n\r\n");
     }
+    ASSERT_TRUE(eventually([&] { return keeper.count() == 3; }));
     const Answer answer = ask("GET / HTTP/1.1\r\n\r\n");
     EXPECT_EQ(answer.status, 503);
     EXPECT_NE(answer.body.find("\"busy\""), std::string::npos);
     peers.pop_back();
     EXPECT_TRUE(eventually([this] { return ask("GET / HTTP/1.1\r\n\r\n").status == 200; }));
+    listener_.reset();  // before what it kept
+}
+
+TEST_P(HttpServer, TheConnectionThatIsIdleTheLongestGivesItsPlace) {
+    for (const bool in_all : {false, true}) {
+        Keeper keeper;
+        HttpLimits limits;
+        (in_all ? limits.connections_max : limits.connections_per_address_max) = 3;
+        listen(keeper.handler(), limits);
+        std::vector<RawPeer> peers;
+        for (int i = 0; i < 3; ++i) {
+            peers.push_back(connect());
+            peers.back().write("GET / HTTP/1.1\r\n\r\n");
+            EXPECT_EQ(read_answer(peers.back()).status, 200);
+        }
+        peers[0].write("GET /keep HTTP/1.1\r\n\r\n");  // the oldest has work, and is spared
+        ASSERT_TRUE(eventually([&] { return keeper.count() == 1; }));
+        RawPeer next = connect();
+        next.write("GET / HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(read_answer(next).status, 200);
+        EXPECT_EQ(peers[1].read_text_to_end(), "");
+        peers[2].write("GET / HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(read_answer(peers[2]).status, 200);
+        listener_.reset();  // before what it kept
+    }
 }
 
 TEST_P(HttpServer, HandlersThatMisbehave) {

@@ -107,8 +107,15 @@ asio::awaitable<bool> Connection::read_head(bool first) {
                                           : owner_.options().handshake.header_bytes_max;
     parser_.emplace(header_bytes_max, limits.body_bytes_max);
     if (input_.empty()) {
-        if (!first) set_deadline(Clock::now() + limits.idle_max);
-        if (!co_await fill()) co_return false;
+        if (!first) {
+            idle_since_ = Clock::now();
+            set_deadline(idle_since_ + limits.idle_max);
+            is_idle_ = true;
+            owner_.begin_idle(*this);
+        }
+        const bool filled = co_await fill();
+        if (std::exchange(is_idle_, false)) owner_.end_idle(*this);
+        if (!filled) co_return false;
     }
     request_start_ = Clock::now();
     if (!first) set_deadline(request_start_ + limits.request_deadline);

@@ -70,6 +70,8 @@ private:
     const std::shared_ptr<Home>& home() const override { return home_; }
     bool try_begin_http(const std::string& address) override;
     void end_http(const std::string& address) override;
+    void begin_idle(Connection& connection) override;
+    void end_idle(Connection& connection) override;
     void end_handshake(Connection& connection) override;
     void log_refused(const std::string& line) override;
 
@@ -96,7 +98,14 @@ private:
     std::set<Connection*> connections_;
     std::list<Connection*> pending_;                      // handshakes, the oldest first
     std::map<std::string, uint32_t> pending_by_address_;  // how many of them
-    std::map<std::string, uint32_t> http_by_address_;
+    // Of HTTP; the idle ones by idle_since().
+    using Idle = std::set<std::pair<Clock::time_point, Connection*>>;
+    struct Client {
+        uint32_t connections = 0;
+        Idle idle;
+    };
+    std::map<std::string, Client> http_by_address_;
+    Idle idle_;
     uint32_t http_ = 0;
     Clock::time_point refused_logged_ = {};
     uint64_t refused_unlogged_ = 0;
@@ -296,18 +305,39 @@ void ListenerImpl::end_handshake(Connection& connection) {
 
 bool ListenerImpl::try_begin_http(const std::string& address) {
     const HttpLimits& limits = options_.http_limits;
-    if (http_ >= limits.connections_max) return false;
-    uint32_t& same_address = http_by_address_[address];
-    if (same_address >= limits.connections_per_address_max) return false;
-    ++same_address;
+    const auto drop_oldest = [](const Idle& idle) {
+        if (idle.empty()) return false;
+        idle.begin()->second->drop();
+        return true;
+    };
+    if (http_ >= limits.connections_max && !drop_oldest(idle_)) return false;
+    const auto same = http_by_address_.find(address);
+    if (same != http_by_address_.end() &&
+        same->second.connections >= limits.connections_per_address_max &&
+        !drop_oldest(same->second.idle)) {
+        return false;
+    }
+    ++http_by_address_[address].connections;
     ++http_;
     return true;
+}
+
+void ListenerImpl::begin_idle(Connection& connection) {
+    const std::pair entry(connection.idle_since(), &connection);
+    idle_.insert(entry);
+    http_by_address_.at(connection.address()).idle.insert(entry);
+}
+
+void ListenerImpl::end_idle(Connection& connection) {
+    const std::pair entry(connection.idle_since(), &connection);
+    idle_.erase(entry);
+    http_by_address_.at(connection.address()).idle.erase(entry);
 }
 
 void ListenerImpl::end_http(const std::string& address) {
     --http_;
     const auto entry = http_by_address_.find(address);
-    if (--entry->second == 0) http_by_address_.erase(entry);
+    if (--entry->second.connections == 0) http_by_address_.erase(entry);
 }
 
 void ListenerImpl::log_refused(const std::string& line) {

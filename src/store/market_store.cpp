@@ -21,6 +21,7 @@ using market::NodeRow;
 using market::Registered;
 using market::Registration;
 using market::StoredState;
+using market::TokenMade;
 using market::TokenRow;
 using soci::into;
 using soci::use;
@@ -48,6 +49,9 @@ constexpr std::array kMigrations = {
 };
 
 constexpr int64_t kKeptSeconds = 7 * 86400;  // what expired before that is deleted
+// Within so long, and that part of its life, a node's last token is its next one.
+constexpr int64_t kSameTokenSeconds = 60;
+constexpr int64_t kSameTokenPart = 20;
 
 tl::unexpected<Error> revoked_error() {
     return fail(Errc::kRevoked, "this node was revoked by the market's operator");
@@ -61,14 +65,21 @@ long long next_number(soci::session& sql, const std::string& counter) {
     return value;
 }
 
-long long insert_token(soci::session& sql, const std::string& node, long long now,
-                       long long expires) {
-    const long long before = now - kKeptSeconds;
-    sql << "DELETE FROM tokens WHERE expires < :before", use(before);
-    const long long serial = next_number(sql, "token_serial");
+TokenMade make_token(soci::session& sql, const std::string& node, long long now,
+                     long long expires) {
+    const long long since =
+        expires - std::min<long long>(kSameTokenSeconds, (expires - now) / kSameTokenPart);
+    long long serial = 0, before = 0;
+    sql << "SELECT serial, expires FROM tokens WHERE node = :n AND revoked = 0 AND "
+           "expires BETWEEN :since AND :e ORDER BY expires DESC, serial DESC LIMIT 1",
+        use(node), use(since), use(expires), into(serial), into(before);
+    if (sql.got_data()) return {static_cast<uint64_t>(serial), before};
+    const long long old = now - kKeptSeconds;
+    sql << "DELETE FROM tokens WHERE expires < :before", use(old);
+    serial = next_number(sql, "token_serial");
     sql << "INSERT INTO tokens (serial, node, expires, revoked) VALUES (:s, :n, :e, 0)",
         use(serial), use(node), use(expires);
-    return serial;
+    return {static_cast<uint64_t>(serial), expires};
 }
 
 std::optional<bool> is_revoked(soci::session& sql, const std::string& node) {
@@ -248,25 +259,24 @@ public:
             const auto roles = enroll(sql, asked, out.is_new);
             if (!roles) return tl::unexpected(roles.error());
             out.roles = static_cast<uint8_t>(*roles);
-            out.serial = static_cast<uint64_t>(
-                insert_token(sql, asked.node, asked.now, asked.token_expires));
+            out.token = make_token(sql, asked.node, asked.now, asked.token_expires);
             return {};
         });
         if (!ok) return tl::unexpected(ok.error());
         return out;
     }
 
-    Result<uint64_t> add_token(const std::string& node, int64_t now, int64_t expires) override {
-        uint64_t serial = 0;
+    Result<TokenMade> add_token(const std::string& node, int64_t now, int64_t expires) override {
+        TokenMade made;
         Status ok = transact([&](soci::session& sql) -> Status {
             const auto revoked = is_revoked(sql, node);
             if (!revoked) return no_node(node);
             if (*revoked) return revoked_error();
-            serial = static_cast<uint64_t>(insert_token(sql, node, now, expires));
+            made = make_token(sql, node, now, expires);
             return {};
         });
         if (!ok) return tl::unexpected(ok.error());
-        return serial;
+        return made;
     }
 
     Result<std::vector<TokenRow>> revoke_node(const std::string& node) override {

@@ -97,7 +97,7 @@ TEST(MarketStore, EverythingIsThereAfterReopening) {
         const auto second = store->register_node(registration(2, 1));
         ASSERT_TRUE(first && second);
         EXPECT_TRUE(first->is_new);
-        EXPECT_NE(first->serial, second->serial);
+        EXPECT_NE(first->token.serial, second->token.serial);
         ASSERT_TRUE(store->write_leases(
             {{lease(1, 1, 0, LeaseState::kLoading), lease(2, 2, 4, LeaseState::kLoading),
               lease(7, 2, 8, LeaseState::kLoading)},
@@ -129,6 +129,30 @@ TEST(MarketStore, EverythingIsThereAfterReopening) {
     EXPECT_TRUE(store->load(digest(8), 1000)->leases.empty());
 }
 
+TEST(MarketStore, ATokenAskedForAgainAtOnceIsTheSame) {
+    Folder folder;
+    auto store = open_store(folder / "db");
+    ASSERT_TRUE(store->load(digest(9), 1000));
+    ASSERT_TRUE(store->add_invite({digest(1), 2, 5000, 1}));
+    ASSERT_TRUE(store->register_node(registration(1, 1)));
+    ASSERT_TRUE(store->register_node(registration(2, 1)));
+    const auto first = store->add_token(node(1), 2000, 2000 + 3600);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->expires, 5600);
+    const auto soon = store->add_token(node(1), 2060, 2060 + 3600);
+    EXPECT_EQ(soon->serial, first->serial);
+    EXPECT_EQ(soon->expires, 5600);  // as the row says
+    EXPECT_NE(store->add_token(node(2), 2060, 2060 + 3600)->serial, first->serial);
+    const auto later = store->add_token(node(1), 2061, 2061 + 3600);
+    EXPECT_GT(later->serial, first->serial);
+    EXPECT_EQ(later->expires, 5661);
+    // Of a short life, a twentieth. One that lasts longer than is wanted now is not given.
+    const auto brief = store->add_token(node(1), 3000, 3000 + 100);
+    EXPECT_GT(brief->serial, later->serial);
+    EXPECT_EQ(store->add_token(node(1), 3005, 3005 + 100)->serial, brief->serial);
+    EXPECT_GT(store->add_token(node(1), 3006, 3006 + 100)->serial, brief->serial);
+}
+
 TEST(MarketStore, AnInviteIsUsedOncePerNode) {
     Folder folder;
     auto store = open_store(folder / "db");
@@ -138,9 +162,11 @@ TEST(MarketStore, AnInviteIsUsedOncePerNode) {
     const auto again = store->register_node(registration(1, 1));
     ASSERT_TRUE(again);
     EXPECT_FALSE(again->is_new);
-    EXPECT_GT(again->serial, first->serial);
+    EXPECT_EQ(again->token.serial, first->token.serial);
     // Long after, with the invite over: the node is known, and that is enough.
-    EXPECT_TRUE(store->register_node(registration(1, 1, 9999)));
+    const auto later = store->register_node(registration(1, 1, 9999));
+    ASSERT_TRUE(later);
+    EXPECT_GT(later->token.serial, first->token.serial);
     const auto expect_denied = [&](const Registration& asked, const char* word) {
         const auto denied = store->register_node(asked);
         ASSERT_FALSE(denied);
@@ -197,8 +223,8 @@ TEST(MarketStore, RevokedStaysRevoked) {
         auto store = open_store(path);
         ASSERT_TRUE(store->load(digest(9), 1000));
         ASSERT_TRUE(store->add_invite({digest(1), 5, 9000, 1}));
-        serial = store->register_node(registration(1, 1))->serial;
-        const auto renewed = store->add_token(node(1), 1000, 4600);
+        serial = store->register_node(registration(1, 1))->token.serial;
+        const auto renewed = store->add_token(node(1), 2000, 5600);
         ASSERT_TRUE(renewed);
         ASSERT_TRUE(store->register_node(registration(2, 1)));
         ASSERT_TRUE(store->write_leases({{lease(1, 1, 0, LeaseState::kServing)}, {}}));
@@ -206,8 +232,8 @@ TEST(MarketStore, RevokedStaysRevoked) {
         ASSERT_TRUE(tokens);
         ASSERT_EQ(tokens->size(), 2U);
         EXPECT_EQ(tokens->at(0).serial, serial);
-        EXPECT_EQ(tokens->at(1).serial, *renewed);
-        EXPECT_EQ(tokens->at(1).expires, 4600);
+        EXPECT_EQ(tokens->at(1).serial, renewed->serial);
+        EXPECT_EQ(tokens->at(1).expires, 5600);
         EXPECT_EQ(store->revoke_node(node(3)).error().code, Errc::kNotFound);
     }
     auto store = open_store(path);
@@ -222,7 +248,7 @@ TEST(MarketStore, RevokedStaysRevoked) {
     ASSERT_EQ(state->tokens_revoked.size(), 2U);
     EXPECT_EQ(state->tokens_revoked[0].serial, serial);
     // Tokens that ran out are no longer of interest.
-    EXPECT_TRUE(store->load(digest(9), 5000)->tokens_revoked.empty());
+    EXPECT_TRUE(store->load(digest(9), 6000)->tokens_revoked.empty());
 }
 
 TEST(MarketStore, AFullQueueIsBusyAndNothingIsHalfDone) {

@@ -3,9 +3,11 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
+
 #include <nlohmann/json.hpp>
 
-#include "run_program.hpp"
+#include "swarm_testing.hpp"
 
 namespace kvasir::e2e {
 namespace {
@@ -30,6 +32,43 @@ TEST(Program, VersionAndHelp) {
                              "--worker-threads", "--json", "--monolithic", "--listen",
                              "--wait-coverage", "--exact", "--report", "--check"}) {
         EXPECT_THAT(help.out, HasSubstr(flag));
+    }
+}
+
+// What a program says to people may have no reader any more: a full disk, a closed pipe.
+TEST(Program, GoesOnWhenNobodyReadsItsErrors) {
+    const auto through_shell = [](const std::string& arguments, const std::string& where) {
+        return Program({"/bin/sh", "-c", "exec " KVASIR_PROGRAM " " + arguments + " " + where});
+    };
+    for (const char* where : {"2>/dev/full", "2>&-"}) {
+        SCOPED_TRACE(where);
+        EXPECT_EQ(through_shell("inspect /nonexistent", where).wait().exit_code, 4);
+        EXPECT_EQ(through_shell("inspect --frobnicate", where).wait().exit_code, 2);
+        const ScratchFolder scratch;
+        Program market = through_shell("market -m " + demo_model() +
+                                           " --plain --listen 127.0.0.1:0"
+                                           " --state " +
+                                           scratch.path("state") +
+                                           " --print-invite worker --print-invite backbone",
+                                       where);
+        ASSERT_TRUE(market.wait_for("invite backbone: "));
+        const std::string join = "--join " + market.word_after("market: ") + " --invite ";
+        Program worker = through_shell("worker " + join + market.word_after("invite worker: ") +
+                                           " --budget 12M --cache " + scratch.path("cache"),
+                                       where);
+        const Outcome text =
+            through_shell("run -m " + demo_model() + " --prompt-tokens 3,5 -n 4 " + join +
+                              market.word_after("invite backbone: ") +
+                              " --wait-coverage 20% --state " + scratch.path("run"),
+                          where)
+                .wait();
+        EXPECT_EQ(text.exit_code, 0);
+        EXPECT_FALSE(text.out.empty());
+        EXPECT_TRUE(worker.running());
+        for (Program* program : {&worker, &market}) {
+            program->signal(SIGTERM);
+            EXPECT_EQ(program->wait().exit_code, 0);
+        }
     }
 }
 
