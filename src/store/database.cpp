@@ -101,6 +101,8 @@ struct Database::Impl {
     bool is_open = false;
     bool is_failing = false;
     long long told_changes = 0;  // of rows, when tell() looked last
+    dev_t device = 0;            // of the file, as it was opened
+    ino_t inode = 0;
 
     // Runs something of SOCI; its exceptions become errors.
     Status guard(const std::function<Status()>& work) {
@@ -146,7 +148,21 @@ struct Database::Impl {
         (void)run("ROLLBACK");
     }
 
+    // SQLite goes on with a file that has no name any more; what it commits then is lost at the
+    // end.
+    Status check_name() const {
+        struct stat info {};
+        if (::stat(path.c_str(), &info) == 0 && info.st_dev == device && info.st_ino == inode)
+            return {};
+        return fail(Errc::kIo, "database " + printable(shown) +
+                                   ": it was deleted or replaced while this program had it open; "
+                                   "put it back from a backup and restart");
+    }
+
     Status attempt(const std::function<Status(soci::session&)>& work) {
+        if (is_open) {
+            if (Status ok = check_name(); !ok) return ok;
+        }
         if (Status ok = run("BEGIN IMMEDIATE"); !ok) return ok;
         Status done = guard([&] { return work(sql); });
         if (done) done = run("COMMIT");
@@ -252,6 +268,13 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& path, Migrat
         return {};
     });
     if (!ok) return tl::unexpected(ok.error());
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0) {
+        return fail(Errc::kEnvironment,
+                    "cannot look at the database " + printable(path) + ": " + std::strerror(errno));
+    }
+    database->impl_->device = info.st_dev;
+    database->impl_->inode = info.st_ino;
     database->impl_->is_open = true;
     database->impl_->shown = path.substr(path.rfind('/') + 1);
     return database;

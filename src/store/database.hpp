@@ -53,7 +53,8 @@ public:
 
     // Runs `work` between BEGIN IMMEDIATE and COMMIT. It may run more than once, so it must set its
     // results anew each time; its error, or an exception of SOCI, rolls back. Errors: those of
-    // `work`; kBusy, kNoSpace, kIo, kBadInput (damaged file).
+    // `work`; kBusy, kNoSpace, kIo (also for a file that has lost its name), kBadInput (damaged
+    // file).
     Status transact(const std::function<Status(soci::session&)>& work);
 
     const DatabaseCounters& counters() const;

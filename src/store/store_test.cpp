@@ -370,6 +370,23 @@ TEST(Database, AFullDiskIsToldToTheLogOnce) {
     EXPECT_NE(log_lines()[1].find("is written again"), std::string::npos);
 }
 
+TEST(Database, AFileThatLostItsNameIsNotWrittenOn) {
+    for (const bool is_replaced : {false, true}) {
+        Folder folder;
+        const std::string path = folder / "market.db";
+        auto store = open_store(path);
+        ASSERT_TRUE(store->load(digest(9), 1000));
+        ASSERT_TRUE(store->add_invite({digest(1), 9, 5000, 1}));
+        for (const char* suffix : {"", "-wal", "-shm"}) std::filesystem::remove(path + suffix);
+        if (is_replaced) std::ofstream(path) << "";
+        const auto lost = store->register_node(registration(1, 1));
+        ASSERT_FALSE(lost);
+        EXPECT_EQ(lost.error().code, Errc::kIo);
+        EXPECT_NE(lost.error().detail.find("deleted or replaced"), std::string::npos);
+        EXPECT_EQ(lost.error().detail.find(folder / ""), std::string::npos);
+    }
+}
+
 TEST(Database, AnErrorOrAFullDiskRollsBack) {
     Folder folder;
     auto database = open_database(folder / "db");
