@@ -11,9 +11,12 @@
 #include <system_error>
 #include <utility>
 
+#include "apps/progress.hpp"
 #include "apps/state_lock.hpp"
 #include "base/log.hpp"
 #include "crypto/token.hpp"
+#include "moe/manifest.hpp"
+#include "moe/model.hpp"
 #include "net/client.hpp"
 #include "worker/market_client.hpp"
 
@@ -77,6 +80,27 @@ private:
     Clock::time_point renew_at_{};
 };
 
+std::string describe(const std::string& name, const Sha256& id) {
+    return "'" + printable(name, 64) + "' (id " + to_hex(id).substr(0, 16) + "...)";
+}
+
+// With another model, or another quantisation, it would wait for ever: no worker of that market
+// holds its experts.
+Status check_model(const std::string& path, const worker::MarketInfo& market) {
+    const auto model = moe::open_model(path);
+    if (!model) return tl::unexpected(model.error());
+    if (model->is_slice) return {};  // whoever opens it as a backbone's model says so
+    ProgressLine line("hashing the model (once)");
+    const auto manifest = moe::load_or_compute_manifest(
+        *model, {}, [&line](uint64_t done, uint64_t total) { line.show(done, total); });
+    if (!manifest) return tl::unexpected(manifest.error());
+    if (manifest->model_id == market.model_id) return {};
+    return fail(Errc::kMismatch,
+                printable(path) + " is the model " + describe(model->name, manifest->model_id) +
+                    ", the market's is " + describe(market.model_name, market.model_id) +
+                    ": another model, or another quantisation of it");
+}
+
 }  // namespace
 
 Result<std::string> make_state_dir(const std::string& wanted) {
@@ -133,6 +157,7 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
         return fail(Errc::kDenied, "the market at " + printable(options.url) +
                                        " is not the one that made this invite code");
     }
+    if (Status ok = check_model(options.model_path, *info); !ok) return tl::unexpected(ok.error());
     if (Status ok = member->enroll(invite); !ok) return tl::unexpected(ok.error());
     const auto claims = crypto::open_token(member->credentials().token, info->market_key);
     if (!claims) return tl::unexpected(claims.error());

@@ -58,7 +58,6 @@ Status complete(RunFlags& flags) {
     const auto coverage = parse_share(flags.coverage.empty() ? "100%" : flags.coverage);
     if (!coverage) return tl::unexpected(coverage.error());
     flags.request.stop_at_end = !flags.ignore_end;
-    flags.swarm.model_path = flags.session.model_path;
     flags.swarm.threads = flags.session.threads;
     flags.swarm.coverage = *coverage;
     flags.swarm.exact_strict = flags.exact == "strict";
@@ -68,7 +67,12 @@ Status complete(RunFlags& flags) {
     } else if (!flags.member.url.empty() && flags.swarm.workers == 0) {
         flags.swarm.listen.clear();  // behind NAT nobody could come in
     }
-    if (flags.member.url.empty()) return {};
+    return {};
+}
+
+// As a member of a market that runs elsewhere.
+Status join(RunFlags& flags) {
+    flags.member.model_path = flags.session.model_path;
     auto relay = enroll_backbone(flags.member);
     if (!relay) return tl::unexpected(relay.error());
     flags.swarm.relays.push_back(std::move(*relay));
@@ -121,7 +125,10 @@ Result<bool> run(RunFlags& flags) {
     if (const Status valid = complete(flags); !valid) return tl::unexpected(valid.error());
     const auto first = first_part(flags.session.model_path);
     if (!first) return tl::unexpected(first.error());
-    flags.session.model_path = *first;
+    flags.session.model_path = flags.swarm.model_path = *first;
+    if (!flags.member.url.empty()) {
+        if (const Status joined = join(flags); !joined) return tl::unexpected(joined.error());
+    }
     if (const Status loaded = generate::load_backends(); !loaded) {
         return tl::unexpected(loaded.error());
     }

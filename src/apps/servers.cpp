@@ -12,6 +12,7 @@
 #include "apps/membership.hpp"
 #include "apps/progress.hpp"
 #include "base/log.hpp"
+#include "net/origin.hpp"
 #include "worker/market_client.hpp"
 
 namespace kvasir::apps {
@@ -64,6 +65,32 @@ Status check_urls(const ServerFlags& flags) {
     const std::string& relay = flags.relay_url;
     if (!relay.empty() && !relay.starts_with("ws://") && !relay.starts_with("wss://"))
         return fail(Errc::kUsage, "--relay-url: " + printable(relay) + " is no wss://HOST:PORT");
+    if (const auto url = net::parse_url(relay); !relay.empty() && !url)
+        return fail(Errc::kUsage, "--relay-url: " + url.error().detail);
+    return {};
+}
+
+// Where nodes are sent for the model's bytes. These are checked whatever the line does, but on a
+// plain one everybody in between reads who holds what, and nodes could have no credentials there.
+Status check_origin(const ServerFlags& flags) {
+    if (flags.origin.empty()) return {};
+    std::string url = flags.origin;
+    const std::string mark = "{file}";
+    if (const size_t at = url.find(mark); at != url.npos) url.replace(at, mark.size(), "file");
+    const auto origin = net::parse_origin(url);
+    if (!origin) return fail(Errc::kUsage, "--origin: " + origin.error().detail);
+    if (!origin->is_secure && !origin->is_loopback && !flags.plain) {
+        return fail(Errc::kUsage, "--origin: " + printable(origin->text) +
+                                      " has no TLS: everybody on the way would see which node "
+                                      "fetches what; give https://HOST/FOLDER (http:// is for "
+                                      "this machine, or with --plain)");
+    }
+    if (origin->has_query) {
+        fmt::print(stderr,
+                   "kvasir: what stands in --origin reaches every node, also after the question "
+                   "mark: a signature or token there is no secret from them (nodes can have "
+                   "credentials of their own: worker --origin-auth)\n");
+    }
     return {};
 }
 
@@ -93,7 +120,8 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
     command.add_option("--public-url", flags.public_url,
                        "how nodes reach this port, if not as --listen");
     command.add_option("--origin", flags.origin,
-                       "where nodes fetch the model's files instead of here: https://HOST/FOLDER");
+                       "where nodes fetch the model's files instead of here: https://HOST/FOLDER "
+                       "(every node sees it whole)");
     command.add_option("--name", flags.name, "of this market, for people");
     command.add_option("--replicas", flags.target_replicas, "copies of each expert to aim for")
         ->check(CLI::Range(1, 64))
@@ -117,6 +145,7 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
 
 Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool local_port) {
     if (Status ok = check_urls(flags); !ok) return tl::unexpected(ok.error());
+    if (Status ok = check_origin(flags); !ok) return tl::unexpected(ok.error());
     auto listen = net::parse_listen(flags.listen);
     if (!listen) return tl::unexpected(listen.error());
     auto state = make_state_dir(flags.state_dir);

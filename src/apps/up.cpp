@@ -73,8 +73,9 @@ Result<std::unique_ptr<Swarm>> start_swarm(const UpFlags& flags, const Servers& 
     return Swarm::start(options);
 }
 
-Status answer(UpFlags& flags, generate::Session& session, Swarm& swarm) {
-    auto outcome = generate_once(session, flags.request, flags.session.threads, &swarm,
+Status answer(const generate::Request& request, const UpFlags& flags, generate::Session& session,
+              Swarm& swarm) {
+    auto outcome = generate_once(session, request, flags.session.threads, &swarm,
                                  flags.json ? Show::kJson : Show::kText);
     if (!outcome) return tl::unexpected(outcome.error());
     if (flags.json) fmt::print("{}\n", to_json(*outcome));
@@ -84,8 +85,9 @@ Status answer(UpFlags& flags, generate::Session& session, Swarm& swarm) {
 
 // A line, a text, until the end of the input. What goes wrong with one prompt is told, and the next
 // is taken.
-Status converse(UpFlags& flags, generate::Session& session, Swarm& swarm) {
+Status converse(const UpFlags& flags, generate::Session& session, Swarm& swarm) {
     const bool terminal = ::isatty(STDIN_FILENO) == 1;
+    generate::Request request = flags.request;  // a signal's thread reads whether that has a prompt
     std::string line;
     for (;;) {
         if (terminal) {
@@ -97,15 +99,15 @@ Status converse(UpFlags& flags, generate::Session& session, Swarm& swarm) {
             return {};
         }
         if (line.empty()) continue;
-        flags.request.prompt = line;
-        if (const Status ok = answer(flags, session, swarm); !ok) {
+        request.prompt = line;
+        if (const Status ok = answer(request, flags, session, swarm); !ok) {
             if (ok.error().code == Errc::kIo || flags.is_ending) return ok;
             report_error(ok.error());
         }
     }
 }
 
-Status generate_here(UpFlags& flags, const Servers& servers, double coverage) {
+Status generate_here(const UpFlags& flags, const Servers& servers, double coverage) {
     if (const Status loaded = generate::load_backends(); !loaded) return loaded;
     auto swarm = start_swarm(flags, servers, coverage);
     if (!swarm) return tl::unexpected(swarm.error());
@@ -114,8 +116,8 @@ Status generate_here(UpFlags& flags, const Servers& servers, double coverage) {
     auto session = open_ready(flags.session, first);
     if (!session) return tl::unexpected(session.error());
     if (const Status ready = (*swarm)->wait_ready(); !ready) return ready;
-    const Status ok =
-        has_prompt(flags) ? answer(flags, *session, **swarm) : converse(flags, *session, **swarm);
+    const Status ok = has_prompt(flags) ? answer(flags.request, flags, *session, **swarm)
+                                        : converse(flags, *session, **swarm);
     (*swarm)->stop();
     return ok;
 }

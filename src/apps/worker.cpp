@@ -28,6 +28,7 @@
 #include "engine/runtime.hpp"
 #include "worker/agent.hpp"
 #include "worker/code_pages.hpp"
+#include "worker/origin_auth.hpp"
 #include "worker/worker.hpp"
 
 namespace kvasir::apps {
@@ -37,6 +38,7 @@ struct WorkerFlags {
     worker::HoldingOptions holding;
     worker::WorkerOptions worker;
     worker::AgentOptions join;
+    std::vector<std::string> origin_auth;  // "ORIGIN=FILE"
 };
 
 worker::Worker* g_worker = nullptr;  // for the signal handler only
@@ -62,6 +64,9 @@ Status join(const WorkerFlags& flags) {
     if (Status ok = engine::load_ggml(); !ok) return ok;
     TransferLine line("fetching");
     worker::AgentOptions options = flags.join;
+    auto secrets = worker::load_origin_auth(flags.origin_auth, options.market);
+    if (!secrets) return tl::unexpected(secrets.error());
+    options.secrets = std::move(*secrets);
     options.threads = flags.worker.threads;
     options.device = flags.worker.device;
     options.compute_with = flags.worker.compute_with;
@@ -158,6 +163,10 @@ void add_join(CLI::App& command, WorkerFlags& flags, const std::vector<CLI::Opti
         "--ca", join.ca_file,
         "PEM file of certificates to trust where no invite pins one: the model's "
         "origin, a relay elsewhere (default: the system's)"));
+    add(command.add_option(
+        worker::kOriginAuthFlag, flags.origin_auth,
+        "ORIGIN=FILE: what FILE's first line has is sent as the Authorization header to "
+        "https://HOST[:PORT], the model's origin, and to nobody else; may be repeated"));
 }
 
 }  // namespace

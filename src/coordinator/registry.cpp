@@ -12,8 +12,6 @@
 namespace kvasir::coordinator {
 namespace {
 
-// How far the issuing market's clock may be ahead of ours (it is ours, unless that jumped back).
-constexpr std::chrono::seconds kClockLeeway{120};
 // How far a relay's clock may be behind ours: for so long it hears of revoked tokens that expired.
 constexpr std::chrono::seconds kClockSkewMax{3600};
 
@@ -109,7 +107,7 @@ Result<crypto::TokenClaims> Registry::open_token(std::string_view text) const {
                     "the token is for model " + to_hex(claims->model_id).substr(0, 16) +
                         ", this market has " + to_hex(model_id_).substr(0, 16) + ": renew it");
     }
-    if (Status ok = crypto::check_time(*claims, clocks_.wall(), kClockLeeway); !ok) {
+    if (Status ok = crypto::check_time(*claims, clocks_.wall(), crypto::kClockLeeway); !ok) {
         if (ok.error().code == Errc::kExpired) return tl::unexpected(ok.error());
         // Ours, and yet from the future: our own clock was set back. The node can only renew.
         return fail(Errc::kExpired,

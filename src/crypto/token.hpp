@@ -37,6 +37,10 @@ using WallTime = std::chrono::sys_seconds;
 // Year 9999: later times are no times, and all arithmetic on earlier ones stays in 64 bits.
 constexpr int64_t kSecondsMax = 253402300799;
 
+// How far the clock of whoever made a token may be ahead of the clock of who checks it, market and
+// relay alike. Further, and one of the two clocks is wrong enough to be said.
+constexpr std::chrono::seconds kClockLeeway{300};
+
 enum RoleBits : uint8_t { kRoleWorker = 1, kRoleBackbone = 2, kRoleObserver = 4 };
 
 struct TokenClaims {

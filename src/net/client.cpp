@@ -6,6 +6,7 @@
 #include "base/log.hpp"
 #include "net/client_time.hpp"
 #include "net/http_url.hpp"
+#include "net/origin_headers.hpp"
 #include "net/range_download.hpp"
 #include "net/transfer.hpp"
 
@@ -34,9 +35,13 @@ bool has_header(const HeaderList& headers, std::string_view name) {
 // One call: a chain of requests until a reply that is no redirect.
 class CallExchange final : public TransferSink {
 public:
-    CallExchange(Transfers& transfers, const TransferTrust& trust,
+    CallExchange(Transfers& transfers, const TransferTrust& trust, const OriginHeaders& secrets,
                  const std::atomic<bool>& cancelled, const HttpCall& call)
-        : transfers_(transfers), cancelled_(cancelled), call_(call), transfer_(transfers, trust) {}
+        : transfers_(transfers),
+          secrets_(secrets),
+          cancelled_(cancelled),
+          call_(call),
+          transfer_(transfers, trust) {}
 
     Result<HttpReply> run();
     Take on_head(Transfer& transfer) override;
@@ -50,6 +55,7 @@ private:
     Error error(Errc code, const std::string& why) const { return {code, where_ + ": " + why}; }
 
     Transfers& transfers_;
+    const OriginHeaders& secrets_;
     const std::atomic<bool>& cancelled_;
     const HttpCall& call_;
     Transfer transfer_;
@@ -73,10 +79,7 @@ Status CallExchange::start() {
     if (!request.body.empty() && !has_header(call_.headers, "content-type")) {
         request.headers.emplace_back("Content-Type", "application/json");
     }
-    if (hop_.origin() == first_.origin()) {
-        request.headers.insert(request.headers.end(), call_.secret_headers.begin(),
-                               call_.secret_headers.end());
-    }
+    secrets_.append(request.headers, hop_, first_, call_.secret_headers);
     request.connect_timeout = call_.timeout;
     body_.clear();
     return transfer_.start(request, *this);
@@ -156,6 +159,7 @@ Result<HttpReply> CallExchange::run() {
     method_ = call_.method;
     where_ = printable(method_, 20) + " " + first_.shown();
     for (const auto& [name, value] : call_.secret_headers) redactor_.add_header_value(value);
+    secrets_.hide_in(redactor_);
     redactor_.add_query(first_.query());
     for (uint32_t hops = 0;; ++hops) {
         if (hops > kCallRedirectsMax) {
@@ -179,19 +183,23 @@ Result<HttpReply> CallExchange::run() {
 
 class CurlClient final : public HttpClient {
 public:
-    CurlClient(std::unique_ptr<Transfers> transfers, TransferTrust trust,
+    CurlClient(std::unique_ptr<Transfers> transfers, TransferTrust trust, OriginHeaders secrets,
                std::shared_ptr<ClientTime> time)
-        : transfers_(std::move(transfers)), trust_(std::move(trust)), time_(std::move(time)) {}
+        : transfers_(std::move(transfers)),
+          trust_(std::move(trust)),
+          secrets_(std::move(secrets)),
+          time_(std::move(time)) {}
 
     Result<HttpReply> call(const HttpCall& call) override {
-        return CallExchange(*transfers_, trust_, cancelled_, call).run();
+        return CallExchange(*transfers_, trust_, secrets_, cancelled_, call).run();
     }
 
     Status download(std::vector<RangeJob> jobs, const RangeOptions& options, const OnData& on_data,
                     const OnDone& on_done) override {
         if (seen_.size() > kSeenFilesMax) seen_.clear();
-        RangeDownload download({*transfers_, trust_, cancelled_, counters_, seen_, *time_}, options,
-                               on_data, on_done);
+        RangeDownload download(
+            {*transfers_, trust_, secrets_, cancelled_, counters_, seen_, *time_}, options, on_data,
+            on_done);
         return download.run(std::move(jobs));
     }
 
@@ -205,6 +213,7 @@ public:
 private:
     const std::unique_ptr<Transfers> transfers_;
     const TransferTrust trust_;
+    const OriginHeaders secrets_;
     const std::shared_ptr<ClientTime> time_;
     std::atomic<bool> cancelled_{false};
     RangeCounters counters_;
@@ -214,17 +223,21 @@ private:
 }  // namespace
 
 Result<std::unique_ptr<HttpClient>> make_http_client(const ClientTrust& trust,
-                                                     std::shared_ptr<ClientTime> time) {
+                                                     std::shared_ptr<ClientTime> time,
+                                                     const OriginSecrets& secrets) {
     Result<TransferTrust> settings = TransferTrust::make(trust);
     if (!settings) return tl::unexpected(settings.error());
+    Result<OriginHeaders> headers = OriginHeaders::make(secrets);
+    if (!headers) return tl::unexpected(headers.error());
     std::unique_ptr<Transfers> transfers = Transfers::make();
     if (transfers == nullptr) return fail(Errc::kEnvironment, "no memory for libcurl");
     return std::make_unique<CurlClient>(std::move(transfers), std::move(*settings),
-                                        std::move(time));
+                                        std::move(*headers), std::move(time));
 }
 
-Result<std::unique_ptr<HttpClient>> HttpClient::make(const ClientTrust& trust) {
-    return make_http_client(trust, std::make_shared<ClientTime>());
+Result<std::unique_ptr<HttpClient>> HttpClient::make(const ClientTrust& trust,
+                                                     const OriginSecrets& secrets) {
+    return make_http_client(trust, std::make_shared<ClientTime>(), secrets);
 }
 
 }  // namespace kvasir::net

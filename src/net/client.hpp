@@ -2,10 +2,11 @@
 //
 // Used by the worker (market calls, fetching slabs) and tests. libcurl is used nowhere else.
 // Credentials: a header in HttpCall::secret_headers or RangeJob goes to exactly the origin (scheme,
-// host, port) of the URL it was given for; redirects are followed by us, hop by hop, so that no
-// other hop sees it and none goes from https to http; secrets and query strings of redirects are
-// never logged, nor shown when a server echoes them. Accept-Encoding: identity; any other
-// Content-Encoding is refused. HTTP/1.1, no cookies; proxies from the environment.
+// host, port) of the URL it was given for, one in OriginSecrets to exactly its own; redirects are
+// followed by us, hop by hop, so that no other hop sees it and none goes from https to http;
+// secrets and query strings of redirects are never logged, nor shown when a server echoes them.
+// Accept-Encoding: identity; any other Content-Encoding is refused. HTTP/1.1, no cookies; proxies
+// from the environment.
 //
 // Thread: one at a time per object; cancel() from any. Owns: the connections. Limits: below, 64 KiB
 // of reply headers; a name lookup that cancel() left behind ends by itself.
@@ -22,11 +23,10 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "net/origin.hpp"
 #include "net/tls.hpp"
 
 namespace kvasir::net {
-
-using HeaderList = std::vector<std::pair<std::string, std::string>>;
 
 // At most 5 redirects, with methods changed as browsers do; a body goes to its own origin only. A
 // request over a kept connection that the server closed unread is sent once more.
@@ -80,7 +80,10 @@ struct RangeCounters {
 
 class HttpClient {
 public:
-    static Result<std::unique_ptr<HttpClient>> make(const ClientTrust& trust);
+    // Errors: kUsage (a secret that is not for one origin, or for plain http to another machine),
+    // kEnvironment (certificates).
+    static Result<std::unique_ptr<HttpClient>> make(const ClientTrust& trust,
+                                                    const OriginSecrets& secrets = {});
     virtual ~HttpClient() = default;
 
     // Any status is a reply. Errors: kIo, kTimeout, kDenied (certificate or pin not accepted; a
@@ -98,9 +101,9 @@ public:
     // else refused: the origin is named as range-incapable. The target of a redirect is kept for
     // the other jobs of that URL; when it answers 401/403/410, the original URL is asked again (a
     // signed link has expired), at most attempts_max times; other 4xx end it with the first 300
-    // bytes of the server's text. Errors: kIo, kTimeout, kDenied, kNotFound, kMismatch, kLimit,
-    // kUnsupported (no ranges), kBusy (come back much later), kUsage (jobs), kEnvironment, kClosed
-    // (cancelled).
+    // bytes of the server's text. A 401 or 403 names OriginSecrets::flag besides. Errors: kIo,
+    // kTimeout, kDenied, kNotFound, kMismatch, kLimit, kUnsupported (no ranges), kBusy (come back
+    // much later), kUsage (jobs), kEnvironment, kClosed (cancelled).
     using OnData =
         std::function<Status(const RangeJob& job, uint64_t offset, std::span<const uint8_t> data)>;
     using OnDone = std::function<Status(const RangeJob& job)>;

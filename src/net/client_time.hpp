@@ -23,6 +23,7 @@ public:
 };
 
 Result<std::unique_ptr<HttpClient>> make_http_client(const ClientTrust& trust,
-                                                     std::shared_ptr<ClientTime> time);
+                                                     std::shared_ptr<ClientTime> time,
+                                                     const OriginSecrets& secrets = {});
 
 }  // namespace kvasir::net

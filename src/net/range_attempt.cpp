@@ -103,10 +103,12 @@ Status RangeAttempt::start(RangeJobState& state) {
     state_ = &state;
     hops_ = 0;
     gained_ = false;
+    showed_secret_ = false;
     redirected_ = state.source->target.has_value();
     hop_ = redirected_ ? *state.source->target : state.source->url;
     redactor_ = {};
     for (const auto& [name, value] : state.source->secrets) redactor_.add_header_value(value);
+    parts_.secrets.hide_in(redactor_);
     redactor_.add_query(state.source->url.query());
     if (redirected_) redactor_.add_query(hop_.query());
     retry_after_.reset();
@@ -124,10 +126,8 @@ Status RangeAttempt::ask() {
                                  "bytes=" + std::to_string(job.offset + state_->delivered) + "-" +
                                      std::to_string(job.offset + job.bytes - 1));
     // Judged anew at every hop: the exact origin the credentials were given for, and no other.
-    if (hop_.origin() == state_->source->url.origin()) {
-        request.headers.insert(request.headers.end(), state_->source->secrets.begin(),
-                               state_->source->secrets.end());
-    }
+    parts_.secrets.append(request.headers, hop_, state_->source->url, state_->source->secrets);
+    showed_secret_ = showed_secret_ || parts_.secrets.has(hop_);
     kind_ = ReplyKind::kFinal;
     missing_ = 0;
     whole_ = open_ended_ = text_cut_ = false;
@@ -164,7 +164,22 @@ std::string RangeAttempt::server_text() const {
     const std::string text = redactor_.clean(text_, kTextShownMax, text_cut_);
     std::string out = "HTTP " + std::to_string(transfer_.head().status);
     if (!text.empty()) out += ", the server says: " + text;
-    return out;
+    return out + credentials_hint();
+}
+
+std::string RangeAttempt::credentials_hint() const {
+    const int status = transfer_.head().status;
+    const std::string& flag = parts_.secrets.flag();
+    if (flag.empty() || (status != 401 && status != 403)) return {};
+    const std::string how = flag + " " + printable(hop_.origin()) + "=FILE";
+    if (parts_.secrets.has(hop_)) return "; what " + how + " gives is not accepted there";
+    // Who made the link was asked with credentials, or this hop was (not known of a link that was
+    // kept: it has expired, and the next answer tells): it is not for lack of them.
+    const bool is_kept = redirected_ && hops_ == 0;
+    const bool showed_own =
+        !state_->source->secrets.empty() && hop_.origin() == state_->source->url.origin();
+    if (showed_secret_ || showed_own || is_kept) return {};
+    return "; if it wants credentials, give them with " + how;
 }
 
 bool RangeAttempt::same_version(const std::string& key, const Validators& now) {

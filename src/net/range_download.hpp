@@ -19,6 +19,7 @@
 #include "net/client.hpp"
 #include "net/client_time.hpp"
 #include "net/http_url.hpp"
+#include "net/origin_headers.hpp"
 #include "net/range_reply.hpp"
 #include "net/transfer.hpp"
 
@@ -35,6 +36,7 @@ using SeenFiles = std::map<std::string, SeenFile>;  // key: the URL as asked
 struct DownloadParts {
     Transfers& transfers;
     const TransferTrust& trust;
+    const OriginHeaders& secrets;
     const std::atomic<bool>& cancelled;
     RangeCounters& counters;
     SeenFiles& seen;
@@ -138,6 +140,8 @@ private:
     // "URL bytes 0-99 (from https://cdn:443): "
     std::string where() const;
     std::string server_text() const;
+    // After a 401 or 403: with which flag credentials are given.
+    std::string credentials_hint() const;
 
     DownloadParts& parts_;
     RangeFlow& flow_;
@@ -149,6 +153,7 @@ private:
     Redactor redactor_;
     uint32_t hops_ = 0;  // redirects followed in this attempt
     bool redirected_ = false;
+    bool showed_secret_ = false;  // of an origin, in this chain
     bool gained_ = false;
     Error error_;
     std::optional<std::chrono::seconds> retry_after_;

@@ -17,7 +17,7 @@ struct GateOptions {
     std::optional<crypto::PublicKey> market;  // nullopt: open mode
     std::function<bool(uint64_t serial, const crypto::PublicKey& node)> is_revoked;  // may be empty
     std::function<crypto::WallTime()> wall_now;  // empty: the system's clock
-    seconds leeway{300};                         // for a token issued in the future
+    seconds leeway = crypto::kClockLeeway;       // for a token issued in the future
 };
 
 class TokenGate final : public Gate {

@@ -212,7 +212,7 @@ void Agent::say_failure(AgentStep step, const Error& error) {
 void Agent::begin_fetch(const std::vector<Segment>& segments) {
     KVASIR_CHECK(!fetcher_.joinable());
     fetch_cancelled_.store(false);
-    auto http = net::HttpClient::make(trust_);
+    auto http = net::HttpClient::make(trust_, options_.secrets);
     if (!http) return post(event::Failed{AgentStep::kFetch, http.error()});
     fetch_path_ = cache_.slice_path(info_.model_id, segments);
     FetchTask task{segments, info_, {}, served_path_};

@@ -39,6 +39,7 @@ struct AgentOptions {
     std::string cache_folder;      // empty: default_cache_folder()
     uint64_t cache_bytes_max = 0;  // 0: twice the budget and 16 MB
     std::string ca_file;           // for a market without pin; empty: the system's roots
+    net::OriginSecrets secrets;    // of origins that the market's data may come from
     std::string name;              // empty: the host's name
     uint32_t threads = 1;
     unsigned cpu_percent = 100;  // of `threads` cores

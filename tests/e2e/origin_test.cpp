@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "net/origin_testing.hpp"
 #include "net/tls_identity_testing.hpp"
@@ -47,13 +48,16 @@ private:
 // An HTTPS server with ranges, and its log.
 class Origin {
 public:
-    Origin(const std::string& model, const ScratchFolder& scratch)
-        : name_("/files/" + std::filesystem::path(model).filename().string()),
+    // With `secret` it wants that as the Authorization header.
+    Origin(const std::string& model, const ScratchFolder& scratch, std::string secret = "")
+        : secret_(std::move(secret)),
+          name_("/files/" + std::filesystem::path(model).filename().string()),
           file_(model),
           certificate_(scratch.path("origin.pem")),
           server_([this](const OriginRequest& request) { return answer(request); }, options()) {
         std::ofstream(certificate_) << identity_.pem();
     }
+    std::string url() const { return server_.url(""); }
     std::string folder() const { return server_.url("/files"); }
     const std::string& certificate() const { return certificate_; }
     uint64_t bytes_sent() const { return server_.body_bytes(); }
@@ -66,10 +70,13 @@ private:
         return options;
     }
     OriginReply answer(const OriginRequest& request) const {
+        if (request.header("authorization") != secret_)
+            return net::testing::plain_reply(401, "this repository is gated");
         if (request.target != name_) return net::testing::plain_reply(404, "no such file");
         return net::testing::serve_file(request, file_.view());
     }
 
+    const std::string secret_;
     const std::string name_;
     const MappedFile file_;
     const TlsIdentity identity_{"IP:127.0.0.1"};
@@ -130,6 +137,149 @@ TEST(Origin, ANodePullsItsLeasesAndHardlyMore) {
                                      "--cache-dir", scratch.path("manifests")});
     EXPECT_EQ(verified.exit_code, 0) << verified.err;
     EXPECT_THAT(verified.out, HasSubstr("byte for byte"));
+}
+
+// A gated hub: the worker has credentials for it, the market none.
+TEST(Origin, AGatedOriginGetsItsCredentialsAndNobodyElse) {
+    const ScratchFolder scratch;
+    const std::string secret = "Bearer hf_S3cretOfTheOrigin";
+    const Origin origin(demo_model(), scratch, secret);
+    MarketProgram market(demo_model(), scratch.path("state"), "127.0.0.1:0",
+                         {"--origin", origin.folder(), "--log-level", "debug"});
+    const auto join = [&](std::vector<std::string> more) {
+        more.insert(more.end(), {"--ca", origin.certificate()});
+        return join_worker(market.url(), market.worker_invite(), "far", scratch.path("far"),
+                           {.budget = "12M", .more = more});
+    };
+    const std::string file = scratch.path("hub.auth");
+    std::ofstream(file) << secret << "\n";
+    const std::string flag = origin.url() + "=" + file;
+    std::string said;
+    {
+        const Outcome open = kvasir({"worker", "--join", market.url(), "--invite", "x", "--budget",
+                                     "12M", "--origin-auth", flag});
+        EXPECT_EQ(open.exit_code, 4);
+        EXPECT_THAT(open.err, HasSubstr("chmod 600"));
+        std::filesystem::permissions(file, std::filesystem::perms::owner_read);
+    }
+    {
+        Program without = join({});
+        EXPECT_TRUE(without.wait_for("give them with --origin-auth " + origin.url() + "=FILE"))
+            << without.err();
+        EXPECT_THAT(without.err(), HasSubstr("this repository is gated"));
+        without.signal(SIGTERM);
+        said += without.wait(30).err;
+    }
+    {
+        const std::string wrong_file = scratch.path("wrong.auth");
+        std::ofstream(wrong_file) << "Bearer hf_S3cretOfSomebody\n";
+        std::filesystem::permissions(wrong_file, std::filesystem::perms::owner_read);
+        Program wrong = join({"--origin-auth", origin.url() + "=" + wrong_file});
+        EXPECT_TRUE(wrong.wait_for("gives is not accepted there")) << wrong.err();
+        wrong.signal(SIGTERM);
+        said += wrong.wait(30).err;
+    }
+    Program worker = join({"--origin-auth", "https://127.0.0.2:1=" + file, "--origin-auth", flag});
+    EXPECT_TRUE(worker.wait_for("serving ")) << worker.err();
+    size_t with = 0;
+    for (const OriginRequest& request : origin.log()) {
+        const std::string got = request.header("authorization");
+        with += got == secret ? 1 : 0;
+        EXPECT_TRUE(got.empty() || got.starts_with("Bearer hf_")) << "the market's token?";
+    }
+    EXPECT_GT(with, 0u);
+    worker.signal(SIGTERM);
+    said += worker.wait(30).err + market.program().err() + market.program().out();
+    EXPECT_EQ(said.find("hf_S3cret"), std::string::npos) << said;
+}
+
+// ---- secrets ----
+
+std::string all_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::stringstream bytes;
+    bytes << file.rdbuf();
+    return std::move(bytes).str();
+}
+
+// What every party of a swarm says at debug level, and what the market keeps, while all of it is
+// used: invites, tokens, the operator's secret, an origin's credentials.
+TEST(Origin, NoSecretStandsInALogOrInTheDatabase) {
+    const ScratchFolder scratch;
+    const std::string secret = "Bearer hf_S3cretOfTheOrigin";
+    const Origin origin(demo_model(), scratch, secret);
+    const std::string auth = scratch.path("hub.auth");
+    std::ofstream(auth) << secret << "\n";
+    std::filesystem::permissions(auth, std::filesystem::perms::owner_read);
+    const std::string state = scratch.path("state");
+    std::string url, key, pin;
+    {
+        MarketProgram first(demo_model(), state, "127.0.0.1:0",
+                            {"--relay-url", "ws://127.0.0.1:1"});
+        url = first.program().word_after("--market ");
+        key = first.program().word_after("--market-key ");
+        pin = first.program().word_after("--market-pin ");
+    }
+    Program relay({KVASIR_PROGRAM, "relay", "--listen", "127.0.0.1:0", "--market-key", key,
+                   "--market", url, "--market-pin", pin, "--revoked-every-s", "1", "--log-level",
+                   "debug"});
+    ASSERT_TRUE(relay.wait_for("listening on ws://")) << relay.err();
+    // A token is renewed several times on the way.
+    MarketProgram market(demo_model(), state, url.substr(url.rfind('/') + 1),
+                         {"--relay-url", relay.word_after("listening on "), "--origin",
+                          origin.folder(), "--token-life", "5", "--log-level", "debug"});
+    const auto join = [&](const std::string& invite, const std::string& name) {
+        return Program({KVASIR_PROGRAM, "worker", "--join", url, "--invite", invite, "--name", name,
+                        "--cache", scratch.path(name), "--budget", "64M", "--ca",
+                        origin.certificate(), "--origin-auth", origin.url() + "=" + auth,
+                        "--log-level", "debug"});
+    };
+    Program worker = join(market.worker_invite(), "far");
+    Program wrong_role = join(market.backbone_invite(), "wrong-role");
+    Program backbone =
+        join_backbone(demo_model(), url, market.backbone_invite(), scratch.path("backbone"),
+                      {"--prompt-tokens", "1,2,3", "-n", "4", "--ignore-eos"});
+    const Json json = report_of(backbone);
+    ASSERT_FALSE(json.is_null()) << worker.err();
+    const auto http = net::HttpClient::make({});
+    ASSERT_TRUE(http);
+    net::HttpCall metrics;
+    metrics.url = "http://" + relay.word_after("listening on ws://") + "/metrics";
+    EXPECT_TRUE(eventually([&] {
+        const auto page = (*http)->call(metrics);
+        const std::string name = "\nkvasir_relay_renewed_total ";
+        const size_t at = page ? page->body.find(name) : std::string::npos;
+        return at != std::string::npos && page->body[at + name.size()] > '0';
+    })) << "no token was renewed on a live connection";
+    Operator desk(url, state);
+    desk.post("/api/v1/admin/revoke", {{"node", desk.node("far")["node"]}});
+    EXPECT_EQ(worker.wait(60).exit_code, 1) << worker.err();
+    EXPECT_EQ(wrong_role.wait(60).exit_code, 1) << wrong_role.err();
+    EXPECT_TRUE(relay.wait_for("code=revoked")) << relay.err();
+
+    // The market's stdout has the invites that it was asked to print.
+    std::string database;
+    for (const char* end : {"", "-wal", "-shm"}) database += all_of(state + "/market.db" + end);
+    const std::vector<std::pair<std::string, std::string>> places = {
+        {"market's log", market.program().err()},
+        {"relay's log", relay.err() + relay.out()},
+        {"worker's log", worker.err() + worker.out() + wrong_role.err() + wrong_role.out()},
+        {"backbone's log", backbone.err() + backbone.out()},
+        {"database", database}};
+    const std::string operator_secret = all_of(state + "/operator.secret").substr(0, 64);
+    ASSERT_EQ(operator_secret.size(), 64u);
+    for (const auto& [place, text] : places) {
+        EXPECT_GT(text.size(), 40u) << place << ": nothing was said, nothing is shown";
+        for (const std::string& word :
+             {std::string("kvt1."), std::string("kvi1-"), market.worker_invite().substr(5),
+              market.backbone_invite().substr(5), operator_secret, std::string("hf_S3cret")}) {
+            const size_t at = text.find(word);
+            if (at == text.npos) continue;
+            ADD_FAILURE() << place << " has " << word << ": "
+                          << text.substr(at - std::min<size_t>(at, 200), 400);
+        }
+    }
+    EXPECT_THAT(database, HasSubstr("far")) << "a node's name, so that it is the database";
 }
 
 // The pin of the invite is the market's; nobody vouches for this origin.

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace kvasir::e2e {
 namespace {
@@ -51,13 +52,13 @@ size_t count_of(const std::string& text, std::string_view wanted) {
 }
 
 [[noreturn]] void run_child(const std::vector<char*>& arguments, const ProgramOptions& options,
-                            int out_fd, int err_fd) {
+                            int in_fd, int out_fd, int err_fd) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (const std::string& variable : options.environment) {
         putenv(const_cast<char*>(variable.c_str()));
     }
     if (!options.stdout_path.empty()) out_fd = open(options.stdout_path.c_str(), O_WRONLY);
-    dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+    dup2(in_fd >= 0 ? in_fd : open("/dev/null", O_RDONLY), STDIN_FILENO);
     dup2(out_fd, STDOUT_FILENO);
     dup2(err_fd, STDERR_FILENO);
     execv(arguments[0], arguments.data());
@@ -80,7 +81,12 @@ struct Program::Impl {
     Capture out{"stdout"};
     Capture err{"stderr"};
     pid_t pid = -1;
+    int input = -1;  // the end that is written to
     std::optional<int> exit_code;
+
+    ~Impl() {
+        if (input >= 0) close(input);
+    }
 
     bool poll() {
         if (exit_code || pid < 0) return true;
@@ -99,9 +105,15 @@ Program::Program(const std::vector<std::string>& argv, const ProgramOptions& opt
         arguments.push_back(const_cast<char*>(argument.c_str()));
     }
     arguments.push_back(nullptr);
+    int input[2] = {-1, -1};
+    if (options.stdin_pipe) {
+        EXPECT_EQ(pipe2(input, O_CLOEXEC), 0);
+    }
     const pid_t pid = fork();
-    if (pid == 0) run_child(arguments, options, impl_->out.fd(), impl_->err.fd());
+    if (pid == 0) run_child(arguments, options, input[0], impl_->out.fd(), impl_->err.fd());
+    if (input[0] >= 0) close(input[0]);
     impl_->pid = pid;
+    impl_->input = input[1];
 }
 
 Program::Program(Program&&) noexcept = default;
@@ -135,6 +147,17 @@ bool Program::running() const {
 
 void Program::signal(int number) const {
     if (impl_->pid > 0 && !impl_->exit_code) kill(impl_->pid, number);
+}
+
+void Program::type(std::string_view text) {
+    // A program that has ended is a failure of the test, not its end.
+    const auto before = ::signal(SIGPIPE, SIG_IGN);
+    EXPECT_EQ(write(impl_->input, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    ::signal(SIGPIPE, before);
+}
+
+void Program::end_input() {
+    if (impl_->input >= 0) close(std::exchange(impl_->input, -1));
 }
 
 bool Program::wait_for(std::string_view text, size_t count, unsigned seconds_max) {

@@ -27,6 +27,7 @@ struct ProgramOptions {
     std::vector<std::string> environment;  // "NAME=value", on top of this process's own
     std::string stdout_path;               // in place of a captured stdout
     unsigned seconds_max = 120;
+    bool stdin_pipe = false;  // for type(); else the input is empty
 };
 
 class Program {
@@ -41,6 +42,9 @@ public:
     std::string err() const;
     bool running() const;
     void signal(int number) const;
+    // Into its input; a test failure when it no longer reads.
+    void type(std::string_view text);
+    void end_input();
     // Until `text` stands on stdout or stderr, `count` times; false when the program has ended
     // without it, or after `seconds`.
     bool wait_for(std::string_view text, size_t count = 1, unsigned seconds = 120);

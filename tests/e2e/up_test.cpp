@@ -1,0 +1,131 @@
+// `kvasir up` with itself as the backbone: prompts from its input, and how much of the model others
+// must hold before it answers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <sstream>
+
+#include "network_testing.hpp"
+
+namespace kvasir::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Program start_up(const std::string& state, const std::vector<std::string>& more) {
+    std::vector<std::string> argv = {KVASIR_PROGRAM, "up",          "-m",        demo_model(),
+                                     "--listen",     "127.0.0.1:0", "--dev-tls", "--state",
+                                     state,          "--log-level", "debug"};
+    argv.insert(argv.end(), more.begin(), more.end());
+    ProgramOptions options;
+    options.stdin_pipe = true;
+    Program up(argv, options);
+    EXPECT_TRUE(up.wait_for("join: kvasir worker --join ")) << up.err();
+    return up;
+}
+
+Program join(const Program& up, const ScratchFolder& scratch, const std::string& name,
+             const std::string& budget) {
+    return join_worker(up.word_after("--join "), up.word_after("--invite "), name,
+                       scratch.path(name), {.budget = budget, .more = {}});
+}
+
+// The JSON values that stand one after the other; null if something else does.
+std::vector<Json> values_of(const std::string& text) {
+    std::istringstream in(text);
+    std::vector<Json> out;
+    for (std::string line; std::getline(in, line);) {
+        EXPECT_TRUE(Json::accept(line)) << line;
+        out.push_back(Json::parse(line, nullptr, false));
+    }
+    return out;
+}
+
+// Of the 256 experts the first worker has room for fewer than half, both together for more than
+// half and not for all.
+TEST(Up, AnswersOnceTheShareIsHeld) {
+    const ScratchFolder scratch;
+    Program up = start_up(scratch.path("state"), {"--min-coverage", "50%", "-p", "Once upon a time",
+                                                  "-n", "16", "--json"});
+    ASSERT_TRUE(up.wait_for("waiting for 50 %")) << up.err();
+    Program first = join(up, scratch, "first", "6M");
+    ASSERT_TRUE(first.wait_for("joined 127.0.0.1 with")) << first.err();
+    Operator desk(up.word_after("--join "), scratch.path("state"));
+    const uint64_t held = desk.get("/api/v1/coverage")["experts_serving"];
+    EXPECT_GT(held, 60u);
+    EXPECT_LT(held, 128u);
+    // What it waits for is told anew, with a third of the model there: nothing was said yet.
+    EXPECT_TRUE(up.wait_for("waiting for 50 %", 2)) << up.err();
+    EXPECT_THAT(up.err(), Not(HasSubstr("debug text: ")));
+    Program second = join(up, scratch, "second", "4M");
+    const Json json = report_of(up);
+    ASSERT_FALSE(json.is_null()) << second.err();
+    EXPECT_EQ(json["logits_sha256"],
+              reference_digest(demo_model(), {"-p", "Once upon a time", "-n", "16"}));
+    EXPECT_GT(pairs_of(json, "first"), 0u);
+    EXPECT_GT(pairs_of(json, "second"), 0u);
+    EXPECT_GT(json["pairs_local"], 0) << "all was held: 50 % was not what it began with";
+}
+
+TEST(Up, PromptsComeFromItsInput) {
+    const ScratchFolder scratch;
+    Program up = start_up(scratch.path("state"),
+                          {"--min-coverage", "40%", "--ctx", "64", "-n", "8", "--json"});
+    // Typed while it still waits: kept until somebody may answer.
+    up.type("Once upon a time\n");
+    ASSERT_TRUE(up.wait_for("waiting for 40 %")) << up.err();
+    EXPECT_EQ(up.out(), "");
+    Program worker = join(up, scratch, "w", "9M");
+    ASSERT_TRUE(up.wait_for("logits_sha256")) << up.err() << worker.err();
+    // An empty line is none; what goes wrong with one is told, and the next is taken. The last one
+    // needs no end of the line.
+    std::string longer;
+    for (int i = 0; i < 100; ++i) longer += "word ";
+    up.type("\n" + longer + "\nThe king");
+    ASSERT_TRUE(up.wait_for("larger context with --ctx")) << up.err();
+    EXPECT_TRUE(up.running());
+    up.end_input();
+    const Outcome ended = up.wait();
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr("up: the input has ended"));
+    EXPECT_THAT(ended.err, HasSubstr("event=drain nodes="));
+    const auto answers = values_of(ended.out);
+    ASSERT_EQ(answers.size(), 2u) << ended.out;
+    const char* prompts[] = {"Once upon a time", "The king"};
+    for (size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(answers[i]["logits_sha256"],
+                  reference_digest(demo_model(), {"-p", prompts[i], "-n", "8", "--ctx", "64"}));
+        EXPECT_GT(pairs_of(answers[i], "w"), 0u) << prompts[i];
+        EXPECT_EQ(answers[i]["answers"], "exact");
+    }
+    EXPECT_TRUE(worker.running()) << worker.err();
+}
+
+// Without --json what comes out is the text alone; nobody needs to be there without --min-coverage.
+TEST(Up, TextAsPeopleReadIt) {
+    const ScratchFolder scratch;
+    Program up = start_up(scratch.path("state"), {"-n", "8"});
+    up.type("Once upon a time\n");
+    const Outcome alone =
+        kvasir({"run", "-m", demo_model(), "--monolithic", "-p", "Once upon a time", "-n", "8"});
+    ASSERT_EQ(alone.exit_code, 0);
+    EXPECT_TRUE(eventually([&] { return up.out() == alone.out; })) << up.out() << up.err();
+    up.type("Once upon a time\n");
+    EXPECT_TRUE(eventually([&] { return up.out() == alone.out + alone.out; })) << up.out();
+    up.signal(SIGTERM);
+    EXPECT_EQ(up.wait(30).exit_code, 0) << up.err();
+}
+
+TEST(Up, SharesThatAreNone) {
+    for (const char* share : {"101%", "-1%", "half", "%"}) {
+        const Outcome outcome =
+            kvasir({"up", "-m", demo_model(), "--plain", "--min-coverage", share});
+        EXPECT_EQ(outcome.exit_code, 2) << share;
+        EXPECT_THAT(outcome.err, HasSubstr("share")) << share;
+    }
+}
+
+}  // namespace
+}  // namespace kvasir::e2e
