@@ -86,10 +86,10 @@ Status check_origin(const ServerFlags& flags) {
                                       "this machine, or with --plain)");
     }
     if (origin->has_query) {
-        fmt::print(stderr,
-                   "kvasir: what stands in --origin reaches every node, also after the question "
-                   "mark: a signature or token there is no secret from them (nodes can have "
-                   "credentials of their own: worker --origin-auth)\n");
+        tell(
+            "kvasir: what stands in --origin reaches every node, also after the question "
+            "mark: a signature or token there is no secret from them (nodes can have "
+            "credentials of their own: worker --origin-auth)\n");
     }
     return {};
 }
