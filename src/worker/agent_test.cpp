@@ -347,7 +347,7 @@ TEST_F(AgentTest, AQuotaBelowTheBudgetIsRefused) {
     EXPECT_NE(made.error().detail.find("--cache-max"), std::string::npos) << made.error().detail;
 }
 
-// An origin that is broken: nothing is served, the reason is said once, and little is pulled.
+// H1: an origin that is broken: nothing is served, the reason is said once, and little is pulled.
 TEST_F(AgentTest, WrongBytesAreNeverServed) {
     market_.with([](State& state) { state.spoils_bytes = true; });
     Running node(options());
