@@ -168,11 +168,15 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     }
     auto endpoint = worker::relay_endpoint(*info, *address);
     if (!endpoint) return tl::unexpected(endpoint.error());
-    auto tls = net::TlsClient::make(worker::relay_trust(trust, *endpoint, *address));
+    const auto tls_for = [trust, market = *address](const net::Endpoint& relay) {
+        return net::TlsClient::make(worker::relay_trust(trust, relay, market));
+    };
+    auto tls = tls_for(*endpoint);
     if (!tls) return tl::unexpected(tls.error());
     backbone::UplinkOptions uplink;
     uplink.endpoint = *endpoint;
     uplink.tls = *tls;
+    uplink.tls_for = tls_for;
     uplink.credentials = [member, lock = std::make_shared<moe::Fd>(std::move(*lock))] {
         return member->credentials();
     };

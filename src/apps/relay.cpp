@@ -94,6 +94,14 @@ Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
     if (flags.silence_s <= flags.ping_s) {
         return fail(Errc::kUsage, "--silence-s must be longer than --ping-s");
     }
+    if (!flags.move_url.empty()) {
+        const auto url = net::parse_url(flags.move_url);
+        if (!url) return fail(Errc::kUsage, "--move-url " + url.error().detail);
+        if (!url->tls && !(flags.tls_cert.empty() && flags.dev_tls.empty())) {
+            return fail(Errc::kUsage,
+                        "--move-url must be wss://: nodes that came with TLS go nowhere without");
+        }
+    }
     relay::RelayOptions options;
     if (!flags.open) {
         const auto key = read_market_key(flags.market_key);

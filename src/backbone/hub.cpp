@@ -259,6 +259,7 @@ void Hub::tick_links() {
         if (!link.open()) continue;
         link.give_back_idle();
         if (link.kind() != Link::Kind::kRelay) continue;  // its session is looked after
+        leave_in_time(state, now);
         if (now - link.last_heard() > options_.limits.silence_max) {
             link.close({Errc::kTimeout, "silent for too long"});
         } else if (now - std::max(state.last_ping, link.last_heard()) >=
@@ -301,7 +302,7 @@ void Hub::sweep() {
             ++it;
             continue;
         }
-        if (state.events.on_end) state.events.on_end(state.pause);
+        if (state.events.on_end) state.events.on_end();
         it = links_.erase(it);
     }
 }

@@ -32,6 +32,7 @@ struct HubLimits {
     std::chrono::milliseconds ping_interval{20000};
     std::chrono::milliseconds silence_max{60000};   // then the worker is gone
     std::chrono::milliseconds probe_interval{200};  // of a suspect worker
+    std::chrono::milliseconds leave_max{5000};      // what is under way when a relay stops
     size_t sessions_max = 4096;
     uint64_t join_bytes_max = 256 << 10;  // of a message before the HELLO; it has 4,096 segments
     size_t joining_max = 256;  // connections without a HELLO; the longest waiting one makes room
@@ -75,10 +76,10 @@ private:
     // What only the hub's thread knows of a link.
     struct LinkState {
         std::shared_ptr<Link> link;
-        std::map<uint16_t, wire::PeerUp> peers;  // behind a relay
-        net::Clock::time_point last_ping{};      // of the relay itself
-        std::chrono::milliseconds pause{0};      // what a relay that stops asked for
-        uint32_t renewals = 0;                   // RENEWs sent: the request_id of the newest
+        std::map<uint16_t, wire::PeerUp> peers;         // behind a relay
+        net::Clock::time_point last_ping{};             // of the relay itself
+        net::Deadline leave_at = net::Deadline::max();  // of a relay that stops
+        uint32_t renewals = 0;                          // RENEWs sent: the request_id of the newest
         RelayEvents events;
     };
     struct Incoming {
@@ -116,6 +117,7 @@ private:
     std::shared_ptr<WorkerSession> session_of(uint64_t link_tag, uint16_t peer) const;
     void tick();
     void tick_links();
+    void leave_in_time(LinkState& state, net::Clock::time_point now);
     void tick_sessions();
     void sweep();
     void refuse(Joining& joining, const Error& error);

@@ -246,7 +246,10 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
         case wire::FrameType::kMove: {
             auto move = wire::decode_move(frame.payload);
             if (!move) return tl::unexpected(move.error());
-            state.pause = std::chrono::milliseconds(std::min<uint32_t>(move->within_ms, 60000));
+            if (state.events.on_move) state.leave_at = state.events.on_move(*move);
+            log(LogLevel::kInfo, "hub",
+                "relay " + state.link->address() + " stops, its nodes go to " +
+                    (move->url.empty() ? "the same address" : printable(move->url)));
             return {};
         }
         case wire::FrameType::kAttached: {
@@ -259,6 +262,17 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
             return fail(Errc::kProtocol, "the relay sent a frame of type " +
                                              std::to_string(static_cast<int>(frame.header.type)));
     }
+}
+
+// Finishes what is under way with the workers behind a relay that stops, then goes.
+void Hub::leave_in_time(LinkState& state, net::Clock::time_point now) {
+    if (now < state.leave_at) return;
+    for (const auto& session : sessions()) {
+        if (session->link() == state.link) session->stop_new_work();
+    }
+    if (state.link->has_pending() && now < state.leave_at + options_.limits.leave_max) return;
+    (void)state.link->send(wire::encode_simple(wire::FrameType::kGoodbye));
+    state.link->close({Errc::kClosed, "the relay stops: moving"});
 }
 
 // Nobody waits for the answer to a RENEW that a newer one has overtaken.

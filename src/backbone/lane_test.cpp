@@ -54,6 +54,8 @@ TEST(Lane, ABusyRelayInThisProcessIsLeftToItsThread) {
     EXPECT_LE(asked.load(), 10u) << "in a wait of 150 ms";
 }
 
+// W1: it dies before, halfway through or after its answer, by a reset or a clean close, or says
+// nothing: a retry, and nobody else notices.
 class BadWorker : public ::testing::TestWithParam<Behaviour> {};
 
 TEST_P(BadWorker, CostsARetryAndNeverABit) {

@@ -220,6 +220,11 @@ net::Clock::time_point Link::last_heard() const {
     return stream_.last_heard();
 }
 
+bool Link::has_pending() const {
+    const std::lock_guard lock(mu_);
+    return pending_ != 0;
+}
+
 // ---- the end ----
 
 void Link::add(std::shared_ptr<WorkerSession> session) {

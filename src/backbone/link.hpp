@@ -72,6 +72,7 @@ public:
     Status pump(Mailbox* box, const OnReply& on_reply);
     bool wants_write() const;
     net::Clock::time_point last_heard() const;
+    bool has_pending() const;  // requests that nobody has answered or given up
 
     // Hub only. A session gets the frames of its peer from now on; one per peer.
     void add(std::shared_ptr<WorkerSession> session);

@@ -33,9 +33,9 @@ public:
     // Of a RENEW: the frame to send back; empty: nothing.
     using Answer = std::function<Bytes(const Renewal& renewal)>;
 
-    // Says that a token shown in ATTACH is good for `left`.
-    ScriptedRelay(std::chrono::milliseconds left, Answer answer)
-        : left_(left), answer_(std::move(answer)) {
+    // Says that a token shown in ATTACH is good for `left`, and `then` (one frame; empty: nothing).
+    ScriptedRelay(std::chrono::milliseconds left, Answer answer, Bytes then = {})
+        : left_(left), answer_(std::move(answer)), then_(std::move(then)) {
         auto listener = net::Listener::make({false, "127.0.0.1", 0, "/kvasir"},
                                             [this](net::MessageStream stream, const std::string&) {
                                                 const std::lock_guard lock(mu_);
@@ -64,6 +64,8 @@ public:
     }
 
     uint16_t port() const { return listener_->port(); }
+    std::string url() const { return "ws://127.0.0.1:" + std::to_string(port()); }
+    bool said_goodbye() const { return said_goodbye_.load(); }
     // The tokens shown in ATTACH: one a connection.
     std::vector<std::string> attaches() const {
         const std::lock_guard lock(mu_);
@@ -101,6 +103,9 @@ private:
             auto frame = wire::decode_frame(*message);
             KVASIR_CHECK(frame.has_value());
             if (const Bytes reply = on_frame(*frame); !reply.empty()) (void)stream.enqueue(reply);
+            if (frame->header.type == wire::FrameType::kAttach && !then_.empty())
+                (void)stream.enqueue(then_);
+            said_goodbye_ = said_goodbye_ || frame->header.type == wire::FrameType::kGoodbye;
         }
     }
 
@@ -129,6 +134,8 @@ private:
 
     const std::chrono::milliseconds left_;
     const Answer answer_;
+    const Bytes then_;
+    std::atomic<bool> said_goodbye_{false};
     std::atomic<bool> stopping_{false};
     mutable std::mutex mu_;
     // Guarded by mu_.

@@ -250,6 +250,13 @@ void WorkerSession::refresh_usable_locked() {
     usable_.store(open() && !draining_.load() && health_.usable(), std::memory_order_release);
 }
 
+void WorkerSession::stop_new_work() {
+    const std::lock_guard lock(link_->mu_);
+    if (draining_.exchange(true)) return;
+    refresh_usable_locked();
+    notify(hub_event_);
+}
+
 void WorkerSession::ping() {
     const std::lock_guard lock(link_->mu_);
     if (!open()) return;

@@ -73,6 +73,8 @@ public:
     void close(const Error& reason);
     // Sends one frame that asks nothing.
     Status send(std::span<const uint8_t> message);
+    // What is under way may end; the worker is as one that drains.
+    void stop_new_work();
     // End-to-end liveness: sends a PING frame.
     void ping();
     net::Clock::time_point last_heard() const;

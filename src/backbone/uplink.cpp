@@ -10,7 +10,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr auto kStableTime = std::chrono::seconds(5);  // then pauses start from the first again
 constexpr milliseconds kLeftMax = std::chrono::hours(24 * 365);  // believed of a relay
 
 std::string to_text(milliseconds time) {
@@ -27,7 +26,8 @@ milliseconds token_left(const wire::Attached& attached) {
 Uplink::Uplink(UplinkOptions options, Adopt adopt)
     : options_(std::move(options)),
       adopt_(std::move(adopt)),
-      address_(options_.endpoint.host + ":" + std::to_string(options_.endpoint.port)),
+      state_(std::make_shared<State>(
+          access::Route({options_.endpoint, options_.tls}, options_.tls_for))),
       thread_([this] { run(); }) {}
 
 Uplink::~Uplink() {
@@ -52,32 +52,42 @@ milliseconds Uplink::jittered(milliseconds time) {
 void Uplink::run() {
     auto wait = options_.pause_first;
     for (;;) {
-        access::AttachOptions attach;
-        attach.endpoint = options_.endpoint;
-        attach.role = wire::Role::kBackbone;
-        attach.tls = options_.tls;
         const access::Credentials credentials = options_.credentials();
-        auto attachment = access::attach(attach, credentials);
-        std::string reason;
-        milliseconds asked{0};
+        auto attachment = attach(credentials);
+        std::string reason = "the connection ended";
+        auto next = jittered(wait);
         if (attachment) {
-            const auto begin = net::Clock::now();
             serve(std::move(*attachment), credentials.token);
             const std::lock_guard lock(state_->mu);
             if (state_->stopping) return;
-            asked = state_->pause;
-            reason = "the connection ended";
-            if (net::Clock::now() - begin >= kStableTime) wait = options_.pause_first;
+            const auto end = state_->route.on_end(net::Clock::now());
+            if (end.was_stable) wait = options_.pause_first;
+            next = end.pause_or(end.was_stable ? jittered(wait) : next);
         } else {
             reason = attachment.error().detail;
+            const std::lock_guard lock(state_->mu);
+            state_->route.on_failed();
         }
-        const auto next =
-            asked.count() > 0 ? asked * static_cast<int>(random_() % 1000) / 1000 : jittered(wait);
         log(LogLevel::kWarn, "uplink",
             "relay " + address_ + ": " + reason + "; next try in " + to_text(next));
         if (!pause(next)) return;
         wait = std::min(wait * 2, options_.pause_max);
     }
+}
+
+Result<access::Attachment> Uplink::attach(const access::Credentials& credentials) {
+    Result<access::RelayAddress> relay;
+    {
+        const std::lock_guard lock(state_->mu);
+        address_ = access::to_string(state_->route.endpoint());
+        relay = state_->route.address();
+    }
+    if (!relay) return tl::unexpected(relay.error());
+    access::AttachOptions options;
+    options.endpoint = relay->endpoint;
+    options.role = wire::Role::kBackbone;
+    options.tls = relay->tls;
+    return access::attach(options, credentials);
 }
 
 // Until the connection is over, or the uplink stops.
@@ -86,7 +96,7 @@ void Uplink::serve(access::Attachment attachment, std::string token) {
         const std::lock_guard lock(state_->mu);
         if (state_->stopping) return;
         state_->attached = true;
-        state_->pause = milliseconds(0);
+        state_->route.on_attached(net::Clock::now());
     }
     const ShowToken show = adopt_(std::move(attachment.stream), address_, events());
     keep_fresh(show, std::move(token), token_left(attachment.attached));
@@ -94,11 +104,16 @@ void Uplink::serve(access::Attachment attachment, std::string token) {
 
 RelayEvents Uplink::events() const {
     RelayEvents events;
-    events.on_end = [state = state_](milliseconds pause) {
+    events.on_end = [state = state_] {
         const std::lock_guard lock(state->mu);
         state->attached = false;
-        state->pause = pause;
         state->changed.notify_all();
+    };
+    events.on_move = [state = state_](const wire::Move& move) {
+        const std::lock_guard lock(state->mu);
+        if (Status ok = state->route.on_move(move, net::Clock::now()); !ok)
+            log(LogLevel::kWarn, "uplink", "the relay's MOVE: " + ok.error().detail);
+        return state->route.leave_at();
     };
     events.on_renewed = [state = state_](Result<milliseconds> left) {
         const std::lock_guard lock(state->mu);

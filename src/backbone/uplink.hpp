@@ -1,9 +1,9 @@
 // Uplink: keeps the backbone attached to a relay, so that workers behind NAT can reach it.
 //
 // Used by Backbone, one per relay. Dials out, attaches, hands the connection to the hub, and comes
-// again when it ends: with exponential backoff and jitter, or after the time that a stopping relay
-// asked for. While the connection lives its token is renewed in time, so that only a relay or a
-// line that stops ends it.
+// again when it ends: with exponential backoff and jitter, or where and when a stopping relay asked
+// for (access/route.hpp). While the connection lives its token is renewed in time, so that only a
+// relay or a line that stops ends it.
 //
 // Thread: its own, blocked in dial or in credentials(), or asleep. Owns: nothing that outlives it;
 // the hub has the connection.
@@ -18,8 +18,10 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "access/access.hpp"
+#include "access/route.hpp"
 #include "base/result.hpp"
 #include "net/message_stream.hpp"
 #include "net/upgrade.hpp"
@@ -37,6 +39,7 @@ struct UplinkOptions {
     net::Endpoint endpoint;
     std::optional<RelayHere> here;  // it is in this process, and outlives the backbone
     std::shared_ptr<const net::TlsClient> tls;
+    access::TlsFor tls_for;  // called on the uplink's thread
     // Called on the uplink's thread, which it may block: for every attempt to attach, and again
     // when three quarters of what the relay said the token is good for are over. The same token
     // again: there is no newer one yet.
@@ -48,8 +51,10 @@ struct UplinkOptions {
 
 // What becomes of a connection that was handed over. Called on the hub's thread; must not block.
 struct RelayEvents {
-    // Once, when it is over: the time to wait before the next (zero: as usual).
-    std::function<void(std::chrono::milliseconds pause)> on_end;
+    // Once, when it is over.
+    std::function<void()> on_end;
+    // The relay stops. Returns when the connection is to be left, with nothing under way.
+    std::function<net::Deadline(const wire::Move& move)> on_move;
     // The answer to a newer token: for how long it is good, or why it was refused.
     std::function<void(Result<std::chrono::milliseconds> left)> on_renewed;
 };
@@ -71,18 +76,21 @@ public:
 private:
     // Shared with the events of a connection: it may outlive the uplink.
     struct State {
+        explicit State(access::Route from_home) : route(std::move(from_home)) {}
+
         std::mutex mu;
         std::condition_variable changed;
         // Guarded by mu.
         bool stopping = false;
         bool attached = false;
-        std::chrono::milliseconds pause{0};                        // asked for by the relay
+        access::Route route;
         std::optional<Result<std::chrono::milliseconds>> renewed;  // the relay's answer
 
         bool over() const { return stopping || !attached; }
     };
 
     void run();
+    Result<access::Attachment> attach(const access::Credentials& credentials);
     void serve(access::Attachment attachment, std::string token);
     void keep_fresh(const ShowToken& show, std::string token, std::chrono::milliseconds left);
     Result<std::chrono::milliseconds> renew(const ShowToken& show, std::string& token);
@@ -92,9 +100,10 @@ private:
 
     const UplinkOptions options_;
     const Adopt adopt_;
-    const std::string address_;
-    std::mt19937 random_{std::random_device{}()};  // of the thread
-    const std::shared_ptr<State> state_ = std::make_shared<State>();
+    const std::shared_ptr<State> state_;
+    // The thread's.
+    std::string address_;  // dialed last
+    std::mt19937 random_{std::random_device{}()};
     std::thread thread_;
 };
 

@@ -1,5 +1,5 @@
-// The uplink's connection outlives its tokens: they are renewed on it, whatever the market and the
-// relay do in between.
+// L4: the uplink's connection outlives its tokens: they are renewed on it, whatever the market and
+// the relay do in between.
 #include <gtest/gtest.h>
 
 #include <atomic>

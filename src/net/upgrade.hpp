@@ -27,6 +27,8 @@ struct Endpoint {
     std::string host;
     uint16_t port = 0;
     std::string path = "/kvasir";
+
+    bool operator==(const Endpoint&) const = default;
 };
 // "ws://HOST:PORT[/path]" or "wss://..."; IPv6 in brackets; without a port 80 or 443. "http://" and
 // "https://" mean the same. Errors: kUsage naming what is wrong.

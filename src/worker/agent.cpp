@@ -336,13 +336,10 @@ Status Agent::serve(Serving& serving) {
     if (!holding) return tl::unexpected(holding.error());
     auto endpoint = relay_endpoint(serving.info, address_);
     if (!endpoint) return tl::unexpected(endpoint.error());
+    auto route = this->route(*endpoint);
+    if (!route) return tl::unexpected(route.error());
     AttachTarget target;
-    target.endpoint = *endpoint;
-    if (endpoint->tls) {
-        auto tls = net::TlsClient::make(relay_trust(trust_, *endpoint, address_));
-        if (!tls) return tl::unexpected(tls.error());
-        target.tls = *tls;
-    }
+    target.route = *route;
     target.credentials = [this, &serving] { return credentials(serving); };
     WorkerOptions options;
     options.attach = std::move(target);
@@ -370,6 +367,23 @@ Status Agent::serve(Serving& serving) {
     const std::lock_guard lock(mu_);
     serving.worker = nullptr;
     return status;
+}
+
+// On the serving thread. Where a relay's MOVE led holds for the next worker, too, as long as the
+// market names the same relay.
+Result<std::shared_ptr<access::Route>> Agent::route(const net::Endpoint& relay) {
+    if (route_ && route_->home().endpoint == relay) return route_;
+    const auto tls_for = [this](const net::Endpoint& endpoint) {
+        return net::TlsClient::make(relay_trust(trust_, endpoint, address_));
+    };
+    access::RelayAddress home{relay, nullptr};
+    if (relay.tls) {
+        auto tls = tls_for(relay);
+        if (!tls) return tl::unexpected(tls.error());
+        home.tls = *tls;
+    }
+    route_ = std::make_shared<access::Route>(std::move(home), tls_for);
+    return route_;
 }
 
 // On the serving thread, before each connection: the rules may want to ask the market first.

@@ -107,6 +107,7 @@ private:
     Result<moe::SlicePlan> plan(FetchTask& task) const;
     void begin_serving();
     Status serve(Serving& serving);
+    Result<std::shared_ptr<access::Route>> route(const net::Endpoint& relay);
     access::Credentials credentials(Serving& serving);
 
     // Constant after construction.
@@ -128,6 +129,9 @@ private:
     std::string served_path_;  // of what is served
     std::unique_ptr<Serving> serving_;
     std::string said_;
+
+    // The serving thread's, one after the other.
+    std::shared_ptr<access::Route> route_;
 
     // The fetching thread's, between begin_fetch() and its event.
     std::atomic<bool> fetch_cancelled_{false};

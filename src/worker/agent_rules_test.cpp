@@ -290,6 +290,7 @@ TEST(AgentRules, ARelayIsNotKeptWaitingForADeadMarket) {
     EXPECT_TRUE(world.attached);
 }
 
+// L4: "revoked" stops retries.
 TEST(AgentRules, ARevokedNodeStopsAtOnceWithTheReason) {
     for (const AgentStep step : {AgentStep::kBeat, AgentStep::kRenew}) {
         World world;
@@ -310,6 +311,7 @@ TEST(AgentRules, ARevokedNodeStopsAtOnceWithTheReason) {
     EXPECT_EQ(told_by_the_relay.end.error().code, Errc::kRevoked);
 }
 
+// L4: "expired" is renewed, and work goes on.
 TEST(AgentRules, AnExpiredTokenIsRenewedAndTheWorkerStartedAgain) {
     World world;
     world.run(30s);

@@ -217,6 +217,7 @@ TEST_F(AgentTest, AnotherCertificateIsRefused) {
     market_.with([](State& state) { EXPECT_TRUE(state.calls.empty()); });
 }
 
+// L4: "revoked" stops retries.
 TEST_F(AgentTest, ARevokedNodeEndsWithTheReason) {
     Running node(options());
     ASSERT_TRUE(is_serving());
@@ -294,7 +295,59 @@ TEST_F(AgentTest, FewerLeasesMeanASmallerSliceCopiedFromTheLargerOne) {
     EXPECT_TRUE(node.stop());
 }
 
-// An origin that is broken: nothing is served, the reason is said once, and little is pulled.
+// With room for one slice and no more, the old one goes before the new one comes.
+TEST_F(AgentTest, TheQuotaHoldsWhenTheLeasesChange) {
+    for (const uint64_t cache_max : {uint64_t{1'700'000}, uint64_t{4'000'000}}) {
+        SCOPED_TRACE(cache_max);
+        AgentOptions small = options();
+        small.cache_folder = folder_ / ("cache" + std::to_string(cache_max));
+        small.budget_bytes = 1'500'000;
+        small.cache_bytes_max = cache_max;
+        market_.with([&](State& state) {
+            state.offer = segments("0:0-3,1:2-4,2:5", toy_);
+            state.leases.clear();
+            state.serving.clear();
+            state.attached = 0;
+            state.is_known = false;
+        });
+        Running node(small);
+        ASSERT_TRUE(is_serving()) << node.lines();
+        const auto next = segments("0:4-5,1:0-1,2:0-3", toy_);
+        market_.with([&](State& state) {
+            state.offer = next;
+            state.leases.clear();
+            state.attached = 0;
+        });
+        ASSERT_TRUE(market_.eventually([](State& state) { return state.attached > 0; }))
+            << node.lines();
+        std::vector<std::string> found;
+        uint64_t bytes = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(small.cache_folder)) {
+            struct stat info = {};
+            if (entry.path().extension() != ".gguf") continue;
+            ASSERT_EQ(::stat(entry.path().c_str(), &info), 0);
+            bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+            found.push_back(entry.path());
+        }
+        EXPECT_LE(bytes, cache_max);
+        EXPECT_EQ(found.size(), cache_max < 2'000'000 ? 1u : 2u);
+        const auto want = toy_.slice(folder_, next);
+        EXPECT_TRUE(std::ranges::any_of(
+            found, [&](const std::string& path) { return read_file(path) == want; }));
+        EXPECT_TRUE(node.stop());
+    }
+}
+
+TEST_F(AgentTest, AQuotaBelowTheBudgetIsRefused) {
+    AgentOptions wrong = options();
+    wrong.cache_bytes_max = wrong.budget_bytes - 1;
+    const auto made = Agent::make(std::move(wrong));
+    ASSERT_FALSE(made);
+    EXPECT_EQ(made.error().code, Errc::kUsage);
+    EXPECT_NE(made.error().detail.find("--cache-max"), std::string::npos) << made.error().detail;
+}
+
+// H1: an origin that is broken: nothing is served, the reason is said once, and little is pulled.
 TEST_F(AgentTest, WrongBytesAreNeverServed) {
     market_.with([](State& state) { state.spoils_bytes = true; });
     Running node(options());

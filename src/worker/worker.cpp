@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kStableTime =
-    5s;  // a connection that lasted so long resets the pauses between attempts
+    access::Route::kStable;  // a connection that lasted so long resets the pauses between attempts
 constexpr auto kWriteDeadline =
     30s;  // a backbone that does not read its answers for so long is gone
 
@@ -53,10 +53,10 @@ bool is_final(Errc code) {
 }  // namespace
 
 Result<std::unique_ptr<Worker>> Worker::make(const Holding& holding, const WorkerOptions& options) {
-    auto endpoint = options.attach ? Result<net::Endpoint>(options.attach->endpoint)
+    auto endpoint = options.attach ? Result<net::Endpoint>(options.attach->route->home().endpoint)
                                    : net::parse_url(options.connect);
     if (!endpoint) return tl::unexpected(endpoint.error());
-    if (endpoint->tls && !(options.attach ? options.attach->tls : options.tls)) {
+    if (endpoint->tls && !(options.attach ? options.attach->route->home().tls : options.tls)) {
         return fail(Errc::kUsage,
                     "a hub at wss:// cannot be checked here: give ws:// (in a private network), "
                     "or join a market with --join");
@@ -113,34 +113,36 @@ bool Worker::pause(std::chrono::milliseconds time) {
 Status Worker::run() {
     std::mt19937 random(std::random_device{}());
     auto wait = options_.pause_first;
+    access::Route* const route = options_.attach ? options_.attach->route.get() : nullptr;
     while (!stopping_.load()) {
+        // Where a MOVE led nobody's word is final: the configured relay is asked again.
+        const bool is_at_home = route == nullptr || route->at_home();
         auto stream = join();
+        const auto joined = net::Clock::now();
         Error error;
+        access::Route::End end;
         if (stream) {
-            const auto joined = net::Clock::now();
+            if (route != nullptr) route->on_attached(joined);
             Status served = serve(*stream);
             serving_.store(false);
             stream->close();
+            if (route != nullptr) end = route->on_end(net::Clock::now());
             if (served) return {};
             error = served.error();
-            // Accepted and dropped at once, again and again, must not become a busy loop for both
-            // sides.
-            if (net::Clock::now() - joined >= kStableTime) wait = options_.pause_first;
         } else {
             error = stream.error();
+            if (route != nullptr) route->on_failed();
         }
         if (Status ok = holding_.mapping().unchanged(); !ok) return ok;
-        if (is_final(error.code)) return tl::unexpected(error);
-        auto jittered = wait / 2 + wait * static_cast<int>(random() % 1000) / 1000;
-        // A server that stops has thousands of nodes: all of them at once would be its successor's
-        // end.
-        if (move_pause_.count() > 0)
-            jittered = move_pause_ * static_cast<int>(random() % 1000) / 1000;
-        move_pause_ = 0ms;
-        say_waiting(error.detail);
+        if (is_at_home && is_final(error.code)) return tl::unexpected(error);
+        // Accepted and dropped at once, again and again, must not become a busy loop for both
+        // sides.
+        if (stream && net::Clock::now() - joined >= kStableTime) wait = options_.pause_first;
+        const auto next = end.pause_or(wait / 2 + wait * static_cast<int>(random() % 1000) / 1000);
+        if (!end.pause) say_waiting(error.detail);
         log(LogLevel::kInfo, "worker",
-            error.detail + "; next try in " + std::to_string(jittered.count()) + " ms");
-        if (!pause(jittered)) break;
+            error.detail + "; next try in " + std::to_string(next.count()) + " ms");
+        if (!pause(next)) break;
         wait = std::min(wait * 2, options_.pause_max);
     }
     return {};
@@ -215,31 +217,32 @@ Status Worker::on_welcome(const wire::FrameView& frame) {
     }
     serving_.store(true);
     told_waiting_ = false;
-    if (options_.on_line)
-        options_.on_line("joined " +
-                         printable(options_.attach ? endpoint_.host : options_.connect));
+    const std::string where =
+        printable(options_.attach ? options_.attach->route->endpoint().host : options_.connect);
+    if (options_.on_line) options_.on_line("joined " + where);
     log(LogLevel::kInfo, "worker",
-        "joined " + (options_.attach ? endpoint_.host : options_.connect) + " with " +
-            std::to_string(holding_.experts()) + " experts; backbone: " +
+        "joined " + where + " with " + std::to_string(holding_.experts()) + " experts; backbone: " +
             printable(welcome->build.engine) + ", " + printable(welcome->build.isa));
     return {};
 }
 
 Result<net::MessageStream> Worker::attach() {
+    auto relay = options_.attach->route->address();
+    if (!relay) return tl::unexpected(relay.error());
     access::AttachOptions options;
-    options.endpoint = endpoint_;
-    options.tls = options_.attach->tls;
+    options.endpoint = relay->endpoint;
+    options.tls = relay->tls;
     auto attachment = access::attach(options, options_.attach->credentials());
     if (!attachment) return tl::unexpected(attachment.error());
     ping_interval_ = std::clamp<std::chrono::milliseconds>(
         std::chrono::milliseconds(attachment->attached.ping_interval_ms), 1s, 60s);
-    log(LogLevel::kInfo, "worker", "attached to " + endpoint_.host);
+    log(LogLevel::kInfo, "worker", "attached to " + access::to_string(relay->endpoint));
     return std::move(attachment->stream);
 }
 
 // ---- serving ----
 
-// Ok: drained after stop(). An error: the connection is gone.
+// Ok: drained after stop(). An error: the connection is gone, or left as the relay wanted.
 Status Worker::serve(net::MessageStream& stream) {
     auto last_ping = net::Clock::now();
     auto last_request = net::Clock::now();
@@ -249,7 +252,8 @@ Status Worker::serve(net::MessageStream& stream) {
     (void)watch_.check(boot_time(), process_cpu_time(), 0ns);
     for (;;) {
         // Before the next request: a busy backbone must not put the end off for ever.
-        if (stopping_.load() && !draining) {
+        const bool is_over = stopping_.load() || net::Clock::now() >= leave_at();
+        if (is_over && !draining) {
             draining = true;
             last_request = net::Clock::now();
             drain_end = last_request + options_.drain_max;
@@ -267,7 +271,8 @@ Status Worker::serve(net::MessageStream& stream) {
         if (draining && (now >= drain_end || now - last_request >= options_.drain_quiet)) {
             (void)stream.enqueue(wire::encode_simple(wire::FrameType::kGoodbye));
             (void)stream.flush_until(now + 1s);
-            return {};
+            if (stopping_.load()) return {};
+            return fail(Errc::kClosed, "the relay stops");
         }
         if (now - stream.last_heard() > options_.silence_max)
             return fail(Errc::kTimeout, "nothing heard from the other side");
@@ -276,10 +281,15 @@ Status Worker::serve(net::MessageStream& stream) {
             const auto token = static_cast<uint64_t>(now.time_since_epoch().count());
             if (Status ok = stream.enqueue(wire::encode_ping(token)); !ok) return ok;
         }
+        const auto ping_at = std::max(last_ping, stream.last_heard()) + ping_interval_;
         const auto wake_at = draining ? std::min(drain_end, last_request + options_.drain_quiet)
-                                      : std::max(last_ping, stream.last_heard()) + ping_interval_;
+                                      : std::min(leave_at(), ping_at);
         if (Status ok = wait(stream, wake_at, draining); !ok) return ok;
     }
+}
+
+net::Deadline Worker::leave_at() const {
+    return options_.attach ? options_.attach->route->leave_at() : net::Deadline::max();
 }
 
 // Until a message, stop(), renew(), or `until`; says HELLO where one is due.
@@ -372,33 +382,35 @@ Status Worker::answer_peer(net::MessageStream& stream, const wire::FrameView& fr
     const auto found = peers_.find(frame.header.peer);
     if (found == peers_.end() || !found->second.said_hello) return {};  // it has just left
     Peer& peer = found->second;
-    Error reason;
     if (frame.header.type == wire::FrameType::kWelcome) {
         Status ok = on_welcome(frame);
-        if (ok) peer.pause = 0ms;
-        if (ok) return {};
-        reason = ok.error();
-    } else {
-        const Answer answer = compute(message, Speaker::kBackbone);
-        if (!answer.head.empty()) {
-            if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
-        }
-        if (answer.over) return tl::unexpected(answer.reason);
-        if (!answer.close) return {};
-        reason = answer.reason;
+        if (ok) peer.welcomed = net::Clock::now();
+        if (!ok) pause_peer(peer, ok.error());
+        return {};
     }
-    service_.reset(frame.header.peer);
+    const Answer answer = compute(message, Speaker::kBackbone);
+    if (!answer.head.empty()) {
+        if (Status ok = send(stream, answer.head, answer.body); !ok) return ok;
+    }
+    if (answer.over) return tl::unexpected(answer.reason);
+    if (answer.close) pause_peer(peer, answer.reason);
+    return {};
+}
+
+// Whatever it says, also that it runs another version or model: others may come, and it may be
+// another one when we ask again. Who welcomes and drops us in turn is asked less and less, too.
+void Worker::pause_peer(Peer& peer, const Error& reason) {
+    const auto now = net::Clock::now();
+    if (peer.welcomed && now - *peer.welcomed >= kStableTime) peer.pause = 0ms;
+    service_.reset(peer.info.handle);
     peer.said_hello = false;
+    peer.welcomed.reset();
     peer.pause =
         std::clamp<std::chrono::milliseconds>(peer.pause * 2, kHelloPauseFirst, kHelloPauseMax);
-    peer.hello_again = net::Clock::now() + peer.pause;
+    peer.hello_again = now + peer.pause;
     log(LogLevel::kWarn, "worker",
         "backbone " + printable(peer.info.name, 40) + ": " + reason.detail + "; HELLO again in " +
             std::to_string(peer.pause.count()) + " ms");
-    // With nobody else to work for, what cannot be mended ends the worker.
-    if (peers_.size() == 1 && (reason.code == Errc::kVersion || reason.code == Errc::kMismatch))
-        return tl::unexpected(reason);
-    return {};
 }
 
 Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView& frame,
@@ -426,7 +438,11 @@ Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView
         case wire::FrameType::kMove: {
             auto move = wire::decode_move(frame.payload);
             if (!move) return tl::unexpected(move.error());
-            move_pause_ = std::chrono::milliseconds(std::min<uint32_t>(move->within_ms, 60000));
+            if (Status ok = options_.attach->route->on_move(*move, net::Clock::now()); !ok)
+                log(LogLevel::kWarn, "worker", "the relay's MOVE: " + ok.error().detail);
+            log(LogLevel::kInfo, "worker",
+                "the relay stops, its nodes go to " +
+                    (move->url.empty() ? "the same address" : printable(move->url)));
             return {};
         }
         case wire::FrameType::kAttached:

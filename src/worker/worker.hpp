@@ -2,9 +2,9 @@
 // request.
 //
 // Used by `kvasir worker`. With --connect it says HELLO to one hub; attached to a relay, to every
-// backbone that the relay names. One thread reads, computes and writes: between two requests there
-// is nothing to overlap. Thread: run() on one thread; stop() from any thread or a signal handler.
-// Owns: the connection.
+// backbone that the relay names, and it goes where a relay that stops says (access/route.hpp). One
+// thread reads, computes and writes: between two requests there is nothing to overlap. Thread:
+// run() on one thread; stop() from any thread or a signal handler. Owns: the connection.
 //
 // Limits: reconnects with exponential backoff and jitter, at most one attempt per pause.
 #pragma once
@@ -19,6 +19,7 @@
 #include <string>
 
 #include "access/access.hpp"
+#include "access/route.hpp"
 #include "base/result.hpp"
 #include "engine/expert_engine.hpp"
 #include "net/upgrade.hpp"
@@ -27,10 +28,9 @@
 
 namespace kvasir::worker {
 
-// A relay. Thread: credentials() is called on the worker's.
+// A relay. Thread: the route is the worker's while it runs, and credentials() is called there.
 struct AttachTarget {
-    net::Endpoint endpoint;
-    std::shared_ptr<const net::TlsClient> tls;
+    std::shared_ptr<access::Route> route;              // outlives a worker that is made anew
     std::function<access::Credentials()> credentials;  // fresh ones for every attempt
 };
 
@@ -64,8 +64,9 @@ public:
                                                 const WorkerOptions& options);
     ~Worker();
 
-    // Serves until stop(). Returns ok after a clean drain. Errors that no retry can mend: kVersion,
-    // kMismatch (the backbone runs another model); with tokens also kDenied, kExpired, kRevoked.
+    // Serves until stop(). Returns ok after a clean drain. Errors that no retry can mend: of a hub
+    // kVersion, kMismatch (it runs another model); of the configured relay these, kDenied, kExpired
+    // and kRevoked. What a backbone behind a relay says ends nothing.
     Status run();
     void stop() noexcept;  // async-signal-safe
     // Shows a newer token on the live connection. Thread: any.
@@ -83,6 +84,7 @@ private:
     struct Peer {
         wire::PeerUp info;
         bool said_hello = false;
+        std::optional<net::Clock::time_point> welcomed;
         net::Deadline hello_again{};  // after a refusal
         std::chrono::milliseconds pause{0};
     };
@@ -94,6 +96,8 @@ private:
     wire::Hello hello() const;
     Status on_welcome(const wire::FrameView& frame);
     Status serve(net::MessageStream& stream);
+    void pause_peer(Peer& peer, const Error& reason);
+    net::Deadline leave_at() const;  // what a relay that stops asked for
     Status wait(net::MessageStream& stream, net::Deadline until, bool draining);
     Status check_awake(std::chrono::nanoseconds waited);
     Answer compute(std::span<const uint8_t> message, Speaker speaker);
@@ -114,8 +118,7 @@ private:
     ExpertService service_;
     wire::NodeId node_ = {};
     std::chrono::milliseconds ping_interval_{20000};
-    std::map<uint16_t, Peer> peers_;           // of the connection under way
-    std::chrono::milliseconds move_pause_{0};  // what a server that stops asked for
+    std::map<uint16_t, Peer> peers_;  // of the connection under way
     std::atomic<bool> stopping_{false};
     std::atomic<bool> serving_{false};
     bool told_waiting_ = false;  // that the backbone does not answer

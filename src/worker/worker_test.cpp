@@ -13,35 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine_testing.hpp"
+#include "worker/worker_testing.hpp"
 
 namespace kvasir::worker {
 namespace {
 
-using namespace std::chrono_literals;
-namespace toy = engine::testing;
-using wire::FrameType;
-
-constexpr LayerKey kLayer0{0, 0};
-
-struct ToyHolding {
-    ToyHolding() {
-        HoldingOptions options;
-        options.model_path = toy::write_toy(folder, "toy.gguf", toy::toy_spec());
-        options.experts = "0:0-3";
-        options.cache_dir = folder / "cache";
-        auto opened = Holding::open(options);
-        KVASIR_CHECK(opened.has_value());
-        holding = std::move(*opened);
-    }
-    std::string path() const { return holding->model().shards.front().path; }
-    toy::Folder folder;
-    std::unique_ptr<Holding> holding;
-};
-const Holding& toy_holding() {
-    static const ToyHolding toy;
-    return *toy.holding;
-}
+using namespace testing;
 
 // Accepts workers and hands their streams to the test.
 class Hub {
@@ -131,22 +108,7 @@ private:
     std::thread thread_;
 };
 
-FrameType receive_type(net::MessageStream& stream) {
-    auto message = stream.receive(net::Clock::now() + 5s);
-    if (!message) return FrameType{0};
-    auto frame = wire::decode_frame(*message);
-    return frame ? frame->header.type : FrameType{0};
-}
-
-std::vector<uint8_t> request(uint32_t id) {
-    const auto rows = toy::random_floats(256, id);
-    const wire::Pair pair{0, 1};
-    ByteWriter out;
-    wire::begin_compute(out, id, 1, 0, 1, {&pair, 1}, 1024);
-    out.bytes(toy::as_bytes(rows));
-    return out.take();
-}
-
+// W1: a worker outlives its backbone.
 TEST(Worker, ComesBackAfterTheHubRestarts) {
     auto hub = std::make_unique<Hub>();
     const uint16_t port = hub->port();

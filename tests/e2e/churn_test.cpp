@@ -1,5 +1,5 @@
-// Workers that die, stall, drain, lie, leave and come back in the middle of a text: same logits,
-// no failed request, no long stall.
+// W1: workers that die, stall, drain, lie, leave and come back in the middle of a text: same
+// logits, no failed request, no long stall.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -395,7 +395,7 @@ TEST(Disk, AMarketOnABadDiskAnswersSoAndGoesOn) {
     }
 }
 
-// What was answered before the disk went bad is there after a crash, and nothing half done.
+// L2: what was answered before the disk went bad is there after a crash, and nothing half done.
 TEST(Disk, AMarketKilledOnABadDiskKeepsWhatItAnswered) {
     for (const char* what : {"write=ENOSPC@0", "write=ENOSPC@5000", "write=short", "fsync=EIO"}) {
         SCOPED_TRACE(what);

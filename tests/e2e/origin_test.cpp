@@ -99,6 +99,7 @@ std::string large_model(const ScratchFolder& scratch) {
     return path;
 }
 
+// H4: the market's token stays with the market.
 TEST(Origin, ANodePullsItsLeasesAndHardlyMore) {
     const ScratchFolder scratch;
     const std::string model = large_model(scratch);

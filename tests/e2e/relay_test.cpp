@@ -124,6 +124,11 @@ TEST(Relay, WhatPeopleDoWrong) {
          "/nowhere"},
         {{"--listen", "127.0.0.1:0", "--open", "--tls-cert", "x"}, 2, "--tls-key"},
         {{"--listen", "127.0.0.1:0", "--open", "--silence-s", "5"}, 2, "--silence-s"},
+        {{"--listen", "127.0.0.1:0", "--open", "--move-url", "elsewhere:1"}, 2, "--move-url"},
+        {{"--listen", "127.0.0.1:0", "--open", "--dev-tls", file.string() + "_tls", "--move-url",
+          "ws://elsewhere:1"},
+         2,
+         "wss://"},
     };
     for (const Case& one : cases) {
         const Outcome outcome = run_program(relay(one.flags));

@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
     target.endpoint.host = "127.0.0.1";
     target.endpoint.port = static_cast<uint16_t>(std::atoi(argv[1]));
     Node node = Node::attach(target, wire::Role::kWorker);
-    std::printf("attached\n");
+    std::printf("attached ping %u\n", node.attached.ping_interval_ms);
     std::fflush(stdout);
     while (const auto frame = node.next(std::chrono::hours(1))) {
         if (frame->header.type == wire::FrameType::kMove) {

@@ -78,6 +78,9 @@ Result<backbone::UplinkOptions> relay_from_environment(const std::string& url) {
     backbone::UplinkOptions uplink;
     uplink.endpoint = *endpoint;
     uplink.tls = *tls;
+    uplink.tls_for = [tls = *tls](const net::Endpoint&) {
+        return Result<std::shared_ptr<const net::TlsClient>>(tls);
+    };
     uplink.credentials = [key = std::make_shared<const crypto::KeyPair>(std::move(*key)),
                           token_path] {
         return access::Credentials{key, first_line(token_path), "llama.cpp"};
