@@ -79,6 +79,7 @@ private:
         net::Clock::time_point last_ping{};      // of the relay itself
         std::chrono::milliseconds pause{0};      // what a relay that stops asked for
         uint32_t renewals = 0;                   // RENEWs sent: the request_id of the newest
+        uint64_t hellos_refused = 0;             // of the link's, that were logged
         RelayEvents events;
     };
     struct Incoming {
