@@ -260,6 +260,13 @@ void Hub::tick_links() {
         link.give_back_idle();
         if (link.kind() != Link::Kind::kRelay) continue;  // its session is looked after
         leave_in_time(state, now);
+        const uint64_t refused = link.hellos_refused();
+        if (refused != state.hellos_refused && refusals_.take(now)) {
+            log(LogLevel::kWarn, "hub",
+                link.address() + ": " + std::to_string(refused - state.hellos_refused) +
+                    " HELLOs were not taken: too many, or too long" + refusals_.left_out());
+            state.hellos_refused = refused;
+        }
         if (now - link.last_heard() > options_.limits.silence_max) {
             link.close({Errc::kTimeout, "silent for too long"});
         } else if (now - std::max(state.last_ping, link.last_heard()) >=

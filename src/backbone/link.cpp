@@ -15,7 +15,8 @@ namespace kvasir::backbone {
 namespace {
 
 constexpr auto kClaimIdle = std::chrono::milliseconds(50);
-constexpr size_t kPiecesMax = 4;  // of one frame, its head included
+constexpr auto kToldPause = std::chrono::seconds(1);  // between refusals of one peer's HELLOs
+constexpr size_t kPiecesMax = 4;                      // of one frame, its head included
 
 }  // namespace
 
@@ -127,10 +128,10 @@ Status Link::handle(std::span<const uint8_t> message, Mailbox* box, const OnRepl
     const auto found = sessions_.find(frame->header.peer);
     if (found == sessions_.end()) {
         if (kind_ != Kind::kDirect) {
+            if (frame->header.peer == 0) return keep_for_hub(message);
             // What a node that is no worker of ours sends may not harm those that are.
-            if (frame->header.peer != 0 && !is_welcome_hello(frame->header, message.size()))
-                return {};
-            return keep_for_hub(message);
+            if (frame->header.type != wire::FrameType::kHello) return {};
+            return keep_hello(frame->header.peer, message);
         }
         return fail(Errc::kProtocol, "a frame for peer " + std::to_string(frame->header.peer) +
                                          " on a direct connection");
@@ -144,18 +145,38 @@ Status Link::handle(std::span<const uint8_t> message, Mailbox* box, const OnRepl
     return {};
 }
 
-bool Link::is_welcome_hello(const wire::FrameHeader& header, uint64_t bytes) {
-    if (header.type != wire::FrameType::kHello || bytes > kHelloBytesMax) return false;
+// An honest worker that is not kept must hear of it: it waits for its WELCOME, or says HELLO again
+// a while after a refusal.
+Status Link::keep_hello(uint16_t peer, std::span<const uint8_t> message) {
     const auto now = net::Clock::now();
-    HelloCredit& credit = hello_credit_[header.peer];
-    const std::chrono::duration<double> since = now - credit.at;
-    credit.left = std::min<double>(kHelloBurst, credit.left + since.count());
-    credit.at = now;
-    // Half of the room is the relay's own.
-    if (credit.left < 1 || hello_bytes_ + bytes > kControlBytesMax / 2) return false;
-    credit.left -= 1;
-    hello_bytes_ += bytes;
-    return true;
+    Hellos& hellos = hellos_[peer];
+    const std::chrono::duration<double> since = now - hellos.at;
+    hellos.left = std::min<double>(kHelloBurst, hellos.left + since.count());
+    hellos.at = now;
+    if (std::exchange(hellos.round, hello_round_) != hello_round_) hellos.bytes = 0;
+    Error refusal;
+    if (message.size() > kHelloBytesMax) {
+        refusal = {Errc::kLimit, "a HELLO has at most " + std::to_string(kHelloBytesMax) +
+                                     " bytes, this one " + std::to_string(message.size())};
+    } else if (hellos.left < 1) {
+        refusal = {Errc::kBusy, "too many HELLOs from this worker: again in a moment"};
+    } else if (hellos.bytes + message.size() > kHelloBytesMax ||
+               hello_bytes_ + message.size() > kControlBytesMax / 2) {  // the rest is the relay's
+        refusal = {Errc::kBusy, "too many HELLOs wait at this backbone: again in a moment"};
+    } else {
+        hellos.left -= 1;
+        hellos.bytes += message.size();
+        hello_bytes_ += message.size();
+        return keep_for_hub(message);
+    }
+    ++hellos_refused_;
+    if (hellos.told != net::Clock::time_point() && now - hellos.told < kToldPause) return {};
+    hellos.told = now;
+    const auto told = wire::encode_error({refusal.code, refusal.detail}, 0);
+    const std::span<const uint8_t> piece(told);
+    Status ok = enqueue_locked({&piece, 1}, peer);
+    if (!ok && ok.error().code != Errc::kBusy) return ok;
+    return {};
 }
 
 // Errors: the relay's own frames are too many; that is the link's end.
@@ -171,8 +192,14 @@ Status Link::keep_for_hub(std::span<const uint8_t> message) {
 
 std::vector<std::vector<uint8_t>> Link::take_control() {
     const std::lock_guard lock(mu_);
+    ++hello_round_;
     control_bytes_ = hello_bytes_ = 0;
     return std::exchange(control_, {});
+}
+
+uint64_t Link::hellos_refused() const {
+    const std::lock_guard lock(mu_);
+    return hellos_refused_;
 }
 
 // ---- writing ----

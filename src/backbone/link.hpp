@@ -29,7 +29,9 @@
 namespace kvasir::backbone {
 
 constexpr uint64_t kControlBytesMax = uint64_t{16} << 20;
-// HELLOs of one peer without a session: so many in a row, then one a second; more are dropped.
+// HELLOs of one peer without a session: so many in a row, then one a second, and one as long as
+// there may be that waits for the hub. What is not kept is counted, and its peer told once a second
+// at most.
 constexpr uint32_t kHelloBurst = 8;
 constexpr uint64_t kHelloBytesMax = uint64_t{256} << 10;
 
@@ -78,6 +80,7 @@ public:
     void add(std::shared_ptr<WorkerSession> session);
     // Frames of no session, whole messages in the order they came.
     std::vector<std::vector<uint8_t>> take_control();
+    uint64_t hellos_refused() const;  // that were not kept for the hub
     // Sends a frame as it is, its peer included. Errors: kClosed, kBusy, kIo (the link is then
     // closed).
     Status send(std::span<const uint8_t> message);
@@ -87,7 +90,7 @@ private:
     friend class WorkerSession;
 
     Status handle(std::span<const uint8_t> message, Mailbox* box, const OnReply& on_reply);
-    bool is_welcome_hello(const wire::FrameHeader& header, uint64_t bytes);
+    Status keep_hello(uint16_t peer, std::span<const uint8_t> message);
     Status keep_for_hub(std::span<const uint8_t> message);
     Status enqueue_locked(std::span<const std::span<const uint8_t>> pieces, uint16_t peer);
     uint64_t wire_bytes(uint64_t message_bytes, bool outgoing) const;
@@ -115,13 +118,18 @@ private:
     std::map<uint16_t, std::shared_ptr<WorkerSession>> sessions_;  // by peer
     std::vector<std::vector<uint8_t>> control_;
     uint64_t control_bytes_ = 0;
-    struct HelloCredit {
+    struct Hellos {
         double left = kHelloBurst;
         net::Clock::time_point at{};
+        net::Clock::time_point told{};
+        uint64_t bytes = 0;  // of control_, in that round
+        uint64_t round = 0;
     };
-    std::map<uint16_t, HelloCredit> hello_credit_;  // of peers without a session
-    uint64_t hello_bytes_ = 0;                      // of control_
-    uint64_t pending_ = 0;                          // requests under way, over all sessions
+    std::map<uint16_t, Hellos> hellos_;  // of peers without a session
+    uint64_t hello_bytes_ = 0;           // of control_
+    uint64_t hello_round_ = 0;           // ends when the hub takes them
+    uint64_t hellos_refused_ = 0;
+    uint64_t pending_ = 0;  // requests under way, over all sessions
 };
 
 }  // namespace kvasir::backbone

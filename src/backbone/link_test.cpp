@@ -5,8 +5,11 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include "backbone/session.hpp"
 #include "base/bytes.hpp"
+#include "base/check.hpp"
 #include "net/test_peer.hpp"
+#include "wire/attach.hpp"
 #include "wire/messages.hpp"
 
 namespace kvasir::backbone::testing {
@@ -33,17 +36,49 @@ public:
         KVASIR_CHECK(relay_.enqueue(message).has_value());
         while (relay_.wants_write()) {
             KVASIR_CHECK(relay_.flush().has_value());
-            if (Status ok = link_.pump(nullptr, {}); !ok) return ok;
+            if (Status ok = link_->pump(nullptr, {}); !ok) return ok;
         }
-        return link_.pump(nullptr, {});
+        return link_->pump(nullptr, {});
     }
-    Link& link() { return link_; }
+    Link& link() { return *link_; }
+    // A worker behind the relay that has joined.
+    std::shared_ptr<WorkerSession> add_session(uint16_t peer) {
+        auto session = std::make_shared<WorkerSession>(1, link_, peer, wire::Hello{}, event_.get(),
+                                                       dispatch::HealthOptions{});
+        link_->add(session);
+        return session;
+    }
+    // The next frame that comes to the relay, which must be there.
+    wire::FrameHeader next() {
+        const auto message = relay_.try_receive();
+        KVASIR_CHECK(message.has_value() && message->has_value());
+        return wire::decode_frame(**message)->header;
+    }
+    struct Told {
+        uint16_t peer = 0;
+        Errc code = Errc::kCount_;
+    };
+    // The ERRORs that have come to the relay since the last call.
+    std::vector<Told> told() {
+        std::vector<Told> out;
+        for (;;) {
+            const auto message = relay_.try_receive();
+            KVASIR_CHECK(message.has_value());
+            if (!*message) return out;
+            const auto frame = wire::decode_frame(**message);
+            KVASIR_CHECK(frame.has_value());
+            if (frame->header.type != FrameType::kError) continue;
+            EXPECT_EQ(frame->header.request_id, 0u);
+            out.push_back({frame->header.peer, wire::decode_error(frame->payload)->code});
+        }
+    }
 
 private:
     explicit RelayedLink(std::pair<net::Transport, net::Transport> ends)
-        : link_(1, Link::Kind::kRelay,
-                net::MessageStream(std::move(ends.first), net::Side::kClient, {}, limits()),
-                "relay", epoll_.get(), event_.get()),
+        : link_(std::make_shared<Link>(
+              1, Link::Kind::kRelay,
+              net::MessageStream(std::move(ends.first), net::Side::kClient, {}, limits()), "relay",
+              epoll_.get(), event_.get())),
           relay_(std::move(ends.second), net::Side::kServer, {}, limits()) {}
 
     static net::MessageLimits limits() {
@@ -54,7 +89,7 @@ private:
 
     net::UniqueFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
     net::UniqueFd event_{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-    Link link_;
+    std::shared_ptr<Link> link_;
     net::MessageStream relay_;
 };
 
@@ -64,8 +99,14 @@ TEST(RelayedLink, FramesOfANodeThatIsNoWorkerHarmNobody) {
         ASSERT_TRUE(relayed.say(frame_of(FrameType::kPong, 7, 7 << 20)));
         ASSERT_TRUE(relayed.say(frame_of(FrameType::kResult, 7, 100)));
     }
+    EXPECT_TRUE(relayed.told().empty());
     ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, 7, kHelloBytesMax)));  // header on top
     EXPECT_TRUE(relayed.link().take_control().empty());
+    const auto told = relayed.told();
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(told[0].peer, 7);
+    EXPECT_EQ(told[0].code, Errc::kLimit);
+    EXPECT_EQ(relayed.link().hellos_refused(), 1u);
 
     // The relay's own frames still come.
     ASSERT_TRUE(relayed.say(frame_of(FrameType::kPing, 0, 8)));
@@ -81,6 +122,51 @@ TEST(RelayedLink, HellosOfOneNodeAreCounted) {
     ASSERT_GE(kept.size(), kHelloBurst + 1u);
     EXPECT_LT(kept.size(), 100u) << "one a second, after the first eight";
     EXPECT_EQ(kept.back()[2], 8) << "another's are not";
+    // It hears of it, and not each time.
+    const auto told = relayed.told();
+    EXPECT_EQ(relayed.link().hellos_refused(), 101 - kept.size());
+    ASSERT_GE(told.size(), 1u);
+    EXPECT_LT(told.size(), relayed.link().hellos_refused());
+    for (const auto& one : told) {
+        EXPECT_EQ(one.peer, 7);
+        EXPECT_EQ(one.code, Errc::kBusy);
+    }
+}
+
+TEST(RelayedLink, WhoseHelloFindsNoRoomIsToldToComeAgain) {
+    RelayedLink relayed;
+    const size_t payload = kHelloBytesMax - wire::kFrameHeaderBytes;
+    const uint16_t fits = kControlBytesMax / 2 / kHelloBytesMax;
+    for (uint16_t peer = 1; peer <= fits; ++peer)
+        ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, peer, payload)));
+    EXPECT_TRUE(relayed.told().empty());
+    ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, 100, 100)));  // an honest one
+    const auto told = relayed.told();
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(told[0].peer, 100);
+    EXPECT_EQ(told[0].code, Errc::kBusy);
+    EXPECT_EQ(relayed.link().hellos_refused(), 1u);
+    EXPECT_EQ(relayed.link().take_control().size(), fits);
+    ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, 100, 100)));
+    EXPECT_EQ(relayed.link().take_control().size(), 1u);
+}
+
+TEST(RelayedLink, OneNodeCannotTakeTheRoomOfTheOthers) {
+    RelayedLink relayed;
+    const size_t payload = kHelloBytesMax - wire::kFrameHeaderBytes;
+    const uint16_t hostile = 5;
+    for (uint16_t peer = 1; peer <= hostile; ++peer) {
+        for (uint32_t i = 0; i < kHelloBurst; ++i)
+            ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, peer, payload)));
+    }
+    (void)relayed.told();
+    for (uint16_t peer = 100; peer < 200; ++peer)
+        ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, peer, 4000)));
+    EXPECT_TRUE(relayed.told().empty());
+    EXPECT_EQ(relayed.link().take_control().size(), hostile + 100u);
+    // Its share is free again with the room.
+    ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, 1, payload)));
+    EXPECT_EQ(relayed.link().take_control().size(), 1u);
 }
 
 TEST(RelayedLink, HellosLeaveRoomForTheRelaysOwn) {
@@ -93,6 +179,29 @@ TEST(RelayedLink, HellosLeaveRoomForTheRelaysOwn) {
     // Room again.
     ASSERT_TRUE(relayed.say(frame_of(FrameType::kHello, 200, payload)));
     EXPECT_EQ(relayed.link().take_control().size(), 1u);
+}
+
+// Of a worker that is suspect already, perhaps because it is behind with reading: no reason to end
+// what we have with it.
+TEST(RelayedLink, APingThatTheRelayCannotDeliverEndsNothing) {
+    RelayedLink relayed;
+    const auto session = relayed.add_session(7);
+    session->ping();
+    const wire::FrameHeader ping = relayed.next();
+    ASSERT_EQ(ping.type, FrameType::kPing);
+    EXPECT_EQ(ping.peer, 7);
+    ASSERT_NE(ping.request_id, 0u);
+    auto told =
+        wire::encode_error({Errc::kBusy, "its queue at the relay is full"}, ping.request_id);
+    wire::set_peer(told, 7);
+    ASSERT_TRUE(relayed.say(told));
+    EXPECT_TRUE(session->open());
+    // The worker's own ERROR does.
+    auto own = wire::encode_error({Errc::kBusy, "enough"}, 0);
+    wire::set_peer(own, 7);
+    ASSERT_TRUE(relayed.say(own));
+    EXPECT_FALSE(session->open());
+    EXPECT_TRUE(relayed.link().open());
 }
 
 TEST(RelayedLink, ARelayThatFloodsIsLeft) {

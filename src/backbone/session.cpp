@@ -10,6 +10,9 @@ namespace {
 
 constexpr size_t kSamples = 4096;
 constexpr uint32_t kControlPerSecondMax = 100;  // frames of a worker that answer no request
+// Of a PING: a relay that cannot deliver it names it in its ERROR. Without one the ERROR would be
+// the worker's own, and the end of the session. Requests count up from 1.
+constexpr uint32_t kPingRequest = 0xffffffff;
 
 std::string one_line(const wire::BuildFingerprint& build) {
     return printable(build.software) + ", " + printable(build.engine) + ", " +
@@ -125,6 +128,7 @@ Status WorkerSession::handle(const wire::FrameView& frame, Mailbox* box, const O
         case wire::FrameType::kProgramAck:
             return deliver(frame, box, on_reply);
         case wire::FrameType::kError:
+            if (frame.header.request_id == kPingRequest) return {};  // it is asked again
             if (frame.header.request_id != 0) return deliver(frame, box, on_reply);
             if (auto error = wire::decode_error(frame.payload)) {
                 return fail(Errc::kClosed, label_ + " gave up: " + printable(error->detail));
@@ -262,7 +266,9 @@ void WorkerSession::ping() {
     if (!open()) return;
     last_ping_ = net::Clock::now();
     const auto token = static_cast<uint64_t>(last_ping_.time_since_epoch().count());
-    (void)enqueue_locked(wire::encode_ping(token));
+    auto message = wire::encode_ping(token);
+    for (size_t i = 4; i < 8; ++i) message[i] = 0xff;  // kPingRequest
+    (void)enqueue_locked(message);
 }
 
 net::Clock::time_point WorkerSession::last_heard() const {

@@ -489,6 +489,17 @@ TEST_F(MarketTest, TokensOfOthersAreNoTokens) {
     crypto::TokenClaims claims = *market_->open_token(good);
     node.token = crypto::issue_token(*foreign, claims);
     EXPECT_EQ(node.heartbeat({}).code(), "denied");
+    // Ours, but of when the market had another model: renewed, it is good again.
+    claims.model_id[0] ^= 1;
+    node.token = crypto::issue_token(*crypto::load_or_make_key(options_.key_path), claims);
+    const Reply other_model = node.heartbeat({});
+    EXPECT_EQ(other_model.code(), "mismatch") << other_model.body;
+    for (const Sha256& id : {claims.model_id, market_->model_id()}) {
+        EXPECT_NE(other_model.message().find(to_hex(id).substr(0, 16)), std::string::npos)
+            << other_model.message();
+    }
+    EXPECT_EQ(node.renew().status, 200);
+    EXPECT_EQ(node.heartbeat({}).status, 200);
     // Ours, but for a node that the database does not know (it was restored from a backup).
     node.token = good;
     market_.reset();

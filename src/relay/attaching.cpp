@@ -207,17 +207,30 @@ void Switchboard::introduce_to_all(Connection& newcomer, Time now) {
         return;
     }
     const bool is_worker = newcomer.role == Role::kWorker;
+    size_t others = 0, met = 0;
     for (const ConnectionId id : is_worker ? backbones_ : workers_) {
         Connection* other = find(id);
         if (other == nullptr || other->leaving) continue;
-        if (models_meet(newcomer.admission.model_id, other->admission.model_id)) {
-            introduce(newcomer, *other, now);
-        }
+        ++others;
+        if (!models_meet(newcomer.admission.model_id, other->admission.model_id)) continue;
+        ++met;
+        introduce(newcomer, *other, now);
     }
+    if (others != 0 && met == 0) note_unmatched(newcomer, others);
     for (const ConnectionId id : observers_) {
         if (Connection* observer = find(id)) show(*observer, newcomer, now);
     }
     (is_worker ? workers_ : backbones_).insert(newcomer.id);
+}
+
+// It waits for somebody of its model, as it may; more often two who should meet cannot.
+void Switchboard::note_unmatched(const Connection& newcomer, size_t others) {
+    ++counters_.unmatched;
+    log(LogLevel::kWarn, "relay",
+        "event=other_model conn=" + std::to_string(newcomer.id.value) +
+            " role=" + role_name(newcomer.role) + " node=" + short_key(newcomer.node) +
+            " model=" + to_hex(newcomer.admission.model_id).substr(0, 16) +
+            " others=" + std::to_string(others) + " reason=\"nobody's token is for its model\"");
 }
 
 void Switchboard::introduce(Connection& a, Connection& b, Time now) {

@@ -52,6 +52,7 @@ struct Switchboard::Connection {
     // Frames without work that it may send now
     double talk_credit = 0;
     Time talk_credited;
+    uint64_t pongs_owed = 0;  // PINGs of peers that were passed on to it, and not answered
 
     Time wake = Time::max();  // its entry in wakes_
 };

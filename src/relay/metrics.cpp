@@ -81,6 +81,9 @@ std::string prometheus_text(const RelayStats& stats) {
     page.counter("introduced_total", "Pairs of nodes introduced.", counters.introduced);
     page.counter("introductions_failed_total", "Pairs not introduced for want of a handle.",
                  counters.introductions_failed);
+    page.counter("unmatched_total",
+                 "Nodes that met nobody, because nobody's token was for their model.",
+                 counters.unmatched);
     page.add("cut_total", "Attached nodes that the relay closed.", MetricType::Counter, "reason",
              {{"silent", counters.cut_silent},
               {"slow", counters.cut_stalled},

@@ -1,9 +1,10 @@
-// What has broken other bridges: lengths at the edges, bytes that come together, hostile and slow
-// peers, minutes of silence. Against a real relay where bytes matter, in virtual time where minutes
-// do.
+// What has broken other bridges: S1, lengths at the edges; S2, bytes that come together; S5,
+// hostile and slow peers. Against a real relay. S4, minutes of silence, is in switchboard_test.cpp,
+// in virtual time.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -132,7 +133,7 @@ RelayOptions patient() {
     return options;
 }
 
-// ---- bytes that arrive together ----
+// ---- S2: bytes that arrive together ----
 
 TEST(Together, RoleAttachAndPingCutAnywhere) {
     const auto relay = start(patient());
@@ -213,7 +214,7 @@ TEST(Together, WhatIsNoNodeIsClosedAndTheOthersLive) {
     EXPECT_EQ(relay->stats().connections, 1u);
 }
 
-// ---- lengths ----
+// ---- S1: lengths ----
 
 // A header that claims `bytes`, in the form with that many length bytes.
 Bytes claim(uint64_t bytes, int form) {
@@ -299,7 +300,7 @@ TEST(Lengths, EveryFormInAnyPiecesKeepsInStep) {
     }
 }
 
-// ---- hostile and slow peers beside a healthy pair ----
+// ---- S5: hostile and slow peers beside a healthy pair ----
 
 // 0 under sanitizers, which keep what was freed.
 uint64_t resident_bytes() {
@@ -312,7 +313,7 @@ uint64_t resident_bytes() {
     return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Runs `exchange` until told to stop; the slowest and the typical time.
+// A pair that exchanges frames as work does, and how long one exchange takes.
 class HealthyPair {
 public:
     explicit HealthyPair(const Target& target)
@@ -359,13 +360,61 @@ private:
     int last_id_ = 0;
 };
 
+// This thread, and those that it starts, on the processor where it is now.
+class OneCpu {
+public:
+    OneCpu() {
+        CPU_ZERO(&before_);
+        KVASIR_CHECK(::sched_getaffinity(0, sizeof(before_), &before_) == 0);
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(::sched_getcpu(), &one);
+        KVASIR_CHECK(::sched_setaffinity(0, sizeof(one), &one) == 0);
+    }
+    ~OneCpu() { (void)::sched_setaffinity(0, sizeof(before_), &before_); }
+    OneCpu(const OneCpu&) = delete;
+    OneCpu& operator=(const OneCpu&) = delete;
+
+private:
+    cpu_set_t before_;
+};
+
+// The latency of a pair with hostile neighbours stays within twice that of one without. Both are
+// measured in turn, and the best round of each counts: what else the machine does is unfair to
+// both, and not in every round.
+// All on one processor: where the scheduler puts the threads of a pair makes more than twice.
+class Latency {
+public:
+    // `cpu` is older than the relay of `beside_hostile`.
+    Latency(const OneCpu&, const Target& beside_hostile)
+        : quiet_relay_(start(patient())),
+          quiet_(target_of(*quiet_relay_)),
+          beside_(beside_hostile) {}
+    // Within twice, after at most so many rounds of 50 exchanges.
+    ::testing::AssertionResult within_twice(int rounds = 200) {
+        auto quiet = std::chrono::nanoseconds::max(), beside = quiet;
+        for (int i = 0; i < rounds; ++i) {
+            quiet = std::min(quiet, quiet_.median(50));
+            beside = std::min(beside, beside_.median(50));
+            if (i >= 4 && beside <= 2 * quiet) return ::testing::AssertionSuccess();
+        }
+        return ::testing::AssertionFailure()
+               << beside.count() << " ns beside hostile peers, " << quiet.count() << " ns without";
+    }
+
+private:
+    const std::unique_ptr<Relay> quiet_relay_;
+    HealthyPair quiet_, beside_;
+};
+
 TEST(Hostile, AReaderThatStopsIsBoundedAndHarmsNobodyElse) {
+    const OneCpu cpu;
     RelayOptions options = patient();
     options.switchboard.queue_bytes_max = 4 << 20;
     const auto relay = start(options);
     const uint64_t before = resident_bytes();
-    HealthyPair healthy(target_of(*relay));
-    (void)healthy.median(200);
+    Latency latency(cpu, target_of(*relay));
+    EXPECT_TRUE(latency.within_twice());
     Node backbone = Node::attach(target_of(*relay), Role::kBackbone);
     std::vector<Node> workers;
     std::vector<uint16_t> handles;
@@ -384,7 +433,7 @@ TEST(Hostile, AReaderThatStopsIsBoundedAndHarmsNobodyElse) {
             (void)workers[i].stream.enqueue(make_frame(FrameType::kResult, handles[i], 1, body));
         }
     }
-    for (int i = 0; i < 20; ++i) (void)healthy.median(50);
+    EXPECT_TRUE(latency.within_twice());
     const RelayStats stats = relay->stats();
     EXPECT_GT(stats.counters.held, 0u);
     EXPECT_LE(stats.queued_bytes, 5u << 20);
@@ -394,10 +443,11 @@ TEST(Hostile, AReaderThatStopsIsBoundedAndHarmsNobodyElse) {
 }
 
 TEST(Hostile, HalfFramesOfManyAreBounded) {
+    const OneCpu cpu;
     RelayOptions options = patient();
     options.receive_total_max = 32 << 20;
     const auto relay = start(options);
-    HealthyPair healthy(target_of(*relay));
+    Latency latency(cpu, target_of(*relay));
     const uint64_t before = resident_bytes();
     std::vector<std::unique_ptr<RawClient>> clients;
     const Bytes head = claim(40 << 20, 8);
@@ -411,7 +461,9 @@ TEST(Hostile, HalfFramesOfManyAreBounded) {
         clients.back()->send(frame(Node::make_attach(Role::kWorker, key, "", nonce), true));
         clients.back()->send(head);
         clients.back()->send(body);
-        (void)healthy.median(20);
+        if (i % 4 == 3) {
+            EXPECT_TRUE(latency.within_twice()) << i;
+        }
     }
     const RelayStats stats = relay->stats();
     EXPECT_GT(stats.cut_for_memory, 0u);
@@ -420,8 +472,9 @@ TEST(Hostile, HalfFramesOfManyAreBounded) {
 }
 
 TEST(Hostile, FloodsOfSmallThingsEndTheFlooder) {
+    const OneCpu cpu;
     const auto relay = start(patient());
-    HealthyPair healthy(target_of(*relay));
+    Latency latency(cpu, target_of(*relay));
     const auto attach = [&](RawClient& client) {
         const auto key = must(crypto::KeyPair::generate(), "key");
         client.send(RawClient::upgrade());
@@ -441,12 +494,12 @@ TEST(Hostile, FloodsOfSmallThingsEndTheFlooder) {
         client.send(flood);
         while (client.next()) {
         }
-        (void)healthy.median(20);
+        EXPECT_TRUE(latency.within_twice()) << i;
     }
     EXPECT_EQ(relay->stats().workers, 1u);
 }
 
-TEST(Hostile, OneByteAtATimeNeverAttaches) {
+TEST(Hostile, HalfAnAttachNeverAttaches) {
     RelayOptions options = patient();
     options.switchboard.attach_deadline = 200ms;
     const auto relay = start(options);

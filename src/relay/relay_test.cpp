@@ -9,11 +9,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <thread>
 
 #include "base/check.hpp"
+#include "base/log.hpp"
+#include "net/test_frames.hpp"
 #include "relay/address.hpp"
 #include "relay/relay_testing.hpp"
 
@@ -224,7 +228,35 @@ TEST(Relay, AReconnectingNodeIsAnotherHandle) {
     EXPECT_EQ(relay->stats().counters.replaced, 4u);
 }
 
-// ---- tokens ----
+// ---- L4: tokens ----
+
+std::mutex g_log_mu;
+std::vector<std::string> g_log_lines;  // Guarded by g_log_mu
+
+class Log {
+public:
+    Log() {
+        {
+            const std::lock_guard lock(g_log_mu);
+            g_log_lines.clear();
+        }
+        set_log_sink(
+            [](LogLevel, std::string_view, std::string_view line) {
+                const std::lock_guard lock(g_log_mu);
+                g_log_lines.emplace_back(line);
+            },
+            LogLevel::kInfo);
+    }
+    ~Log() { set_log_sink(nullptr, LogLevel::kInfo); }
+    std::vector<std::string> with(const std::string& text) const {
+        const std::lock_guard lock(g_log_mu);
+        std::vector<std::string> found;
+        for (const std::string& line : g_log_lines) {
+            if (line.find(text) != std::string::npos) found.push_back(line);
+        }
+        return found;
+    }
+};
 
 class LiveTokens : public ::testing::Test {
 protected:
@@ -232,6 +264,12 @@ protected:
         RelayOptions options;
         options.gate.market = market_.public_key();
         options.gate.is_revoked = [this](uint64_t serial, const crypto::PublicKey&) {
+            std::unique_lock lock(mu_);
+            if (serial == block_at_) {
+                is_blocked_ = true;
+                changed_.notify_all();
+                changed_.wait(lock, [&] { return block_at_ != serial; });
+            }
             return serial == revoked_.load();
         };
         relay_ = start(std::move(options));
@@ -255,10 +293,16 @@ protected:
     const crypto::KeyPair market_ = must(crypto::KeyPair::generate(), "key");
     const crypto::KeyPair node_ = must(crypto::KeyPair::generate(), "key");
     std::atomic<uint64_t> revoked_{0};
+    std::mutex mu_;
+    std::condition_variable changed_;
+    // Guarded by mu_
+    uint64_t block_at_ = 0;  // the serial at whose check the relay's thread waits
+    bool is_blocked_ = false;
     std::unique_ptr<Relay> relay_;
 };
 
 TEST_F(LiveTokens, OnlyGoodOnesAttach) {
+    const Log log;
     const auto other = must(crypto::KeyPair::generate(), "key");
     EXPECT_EQ(refused(node_, token(market_, node_, 1h)), Errc::kCount_);
     EXPECT_EQ(refused(node_, ""), Errc::kDenied);
@@ -271,6 +315,17 @@ TEST_F(LiveTokens, OnlyGoodOnesAttach) {
               Errc::kCount_);
     revoked_ = 7;
     EXPECT_EQ(refused(node_, token(market_, node_, 1h, crypto::kRoleWorker, 7)), Errc::kRevoked);
+    // The operator sees the same.
+    ASSERT_TRUE(eventually([&] { return relay_->stats().connections == 0; }));
+    const SwitchboardCounters counters = relay_->stats().counters;
+    EXPECT_EQ(counters.attached, 2u);
+    EXPECT_EQ(counters.refused, 7u);
+    EXPECT_EQ(log.with("event=attached").size(), 2u);
+    EXPECT_EQ(log.with("attached=no").size(), 7u);
+    EXPECT_EQ(log.with("attached=no code=denied").size(), 5u);
+    EXPECT_EQ(log.with("attached=no code=expired").size(), 1u);
+    EXPECT_EQ(log.with("attached=no code=revoked").size(), 1u);
+    EXPECT_TRUE(log.with("kvt1.").empty()) << log.with("kvt1.").front();
 }
 
 TEST_F(LiveTokens, ASignatureCountsForItsConnectionRoleAndKeyOnly) {
@@ -338,6 +393,68 @@ TEST_F(LiveTokens, RevokedRenewedAndExpiredOnALiveConnection) {
     const auto expired = brief.next(FrameType::kError);
     ASSERT_TRUE(expired);
     EXPECT_EQ(Node::error_of(*expired).code, Errc::kExpired);
+}
+
+// Many small messages of one do not make the others wait, though they are few bytes.
+TEST_F(LiveTokens, ATurnHasAFewMessagesOnly) {
+    constexpr uint32_t kMany = 2000;
+    const auto attach = [&](const crypto::KeyPair& key, uint8_t roles, Role role) {
+        return must(
+            Node::try_attach(target_of(*relay_), role, key, token(market_, key, 1h, roles, 100)),
+            "attach");
+    };
+    std::vector<crypto::KeyPair> keys;
+    for (int i = 0; i < 4; ++i) keys.push_back(must(crypto::KeyPair::generate(), "key"));
+    Node backbone = attach(keys[0], crypto::kRoleBackbone, Role::kBackbone);
+    Node many = attach(keys[1], crypto::kRoleWorker, Role::kWorker);
+    const uint16_t from_many = many.peer();
+    (void)backbone.peer();
+    Node one = attach(keys[2], crypto::kRoleWorker, Role::kWorker);
+    const uint16_t from_one = one.peer();
+    (void)backbone.peer();
+
+    // In one piece, 22 bytes each: the kernel does not keep thousands of small packets.
+    Bytes bytes;
+    for (uint32_t id = 1; id <= kMany; ++id) {
+        const Bytes frame =
+            net::testing::frame(make_frame(FrameType::kResult, from_many, id), true);
+        bytes.insert(bytes.end(), frame.begin(), frame.end());
+    }
+    ASSERT_LT(bytes.size(), RelayOptions().turn_bytes);
+
+    // The relay's thread stands still, at a token that it checks, while both have their say.
+    {
+        const std::lock_guard lock(mu_);
+        block_at_ = 50;
+    }
+    std::thread knocking(
+        [&] { (void)refused(keys[3], token(market_, keys[3], 1h, crypto::kRoleWorker, 50)); });
+    {
+        std::unique_lock lock(mu_);
+        EXPECT_TRUE(changed_.wait_for(lock, 20s, [&] { return is_blocked_; }));
+    }
+    EXPECT_EQ(::send(many.stream.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    one.say(make_frame(FrameType::kResult, from_one, kMany + 1));
+    {
+        const std::lock_guard lock(mu_);
+        block_at_ = 0;
+    }
+    changed_.notify_all();
+    knocking.join();
+
+    uint32_t before = 0;
+    for (;; ++before) {
+        const auto got = backbone.next(FrameType::kResult);
+        ASSERT_TRUE(got) << got.error().detail;
+        if (got->header.request_id == kMany + 1) break;
+    }
+    EXPECT_LE(before, 10 * RelayOptions().turn_messages);
+    for (uint32_t id = before + 1; id <= kMany; ++id) {
+        const auto got = backbone.next(FrameType::kResult);
+        ASSERT_TRUE(got) << got.error().detail;
+        ASSERT_EQ(got->header.request_id, id);
+    }
 }
 
 // ---- backpressure over real sockets ----

@@ -74,16 +74,16 @@ void Switchboard::on(const Message& event, Time now) {
 
 void Switchboard::on_frame(Connection& from, std::span<const uint8_t> message, Time now) {
     const bool in_turn = std::exchange(from.in_turn, false);
-    if (!in_turn && own_queue_full(from)) {  // it is told more than it reads
-        return hold(from, from, message.size(), false, now);
-    }
     const auto frame = wire::decode_frame(message);
     if (!frame) return refuse(from, frame.error(), now);
-    if (!take_talk(from, frame->header, now)) {
+    if (!in_turn && !take_talk(from, frame->header, now)) {  // one that was held is counted once
         return refuse(from,
                       {Errc::kProtocol, "more than " + std::to_string(options_.talk_per_second) +
                                             " frames a second that carry no work"},
                       now);
+    }
+    if (!in_turn && own_queue_full(from)) {  // it is told more than it reads
+        return hold(from, from, message.size(), false, now);
     }
     if (frame->header.peer == 0) return on_own_frame(from, *frame, now);
     if (belongs_to_the_relay(frame->header.type)) {
@@ -101,6 +101,12 @@ bool Switchboard::take_talk(Connection& from, const wire::FrameHeader& header, T
     if (!is_renew && header.type != FrameType::kPing && header.type != FrameType::kPong)
         return true;
     if (header.peer != 0 && from.role == Role::kBackbone) return true;
+    // An answer is not its sender's doing. Of all who asked together: one that has left meanwhile
+    // is answered, too.
+    if (header.peer != 0 && header.type == FrameType::kPong && from.pongs_owed > 0) {
+        --from.pongs_owed;
+        return true;
+    }
     const std::chrono::duration<double> since = now - from.talk_credited;
     from.talk_credit = std::min<double>(
         options_.talk_burst, from.talk_credit + since.count() * options_.talk_per_second);
@@ -169,6 +175,7 @@ void Switchboard::route(Connection& from, const wire::FrameView& frame, uint64_t
         ++counters_.frames_forwarded;
         counters_.bytes_forwarded += bytes;
         actions_->push_back(Forward{from.id, to->id, peer->handle});
+        if (frame.header.type == FrameType::kPing) ++to->pongs_owed;
         if (resumed_for != nullptr) to->waiting_since = now;
         add_queued(*to, bytes, now);
         if (resumed_for != nullptr) settle(*to, now);

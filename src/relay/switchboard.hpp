@@ -65,7 +65,7 @@ struct SwitchboardOptions {
     uint32_t attach_burst = 8;      // attachments of one node in a row, then one per attach_every
     milliseconds attach_every{1000};
     // Frames that carry no work (PING, PONG, RENEW): so many in a row, then so many a second; who
-    // sends more is closed. A backbone's to its workers are not counted.
+    // sends more is closed. A backbone's to its workers are not counted, and no answer to them is.
     uint32_t talk_burst = 200;
     uint32_t talk_per_second = 100;
     milliseconds attach_deadline{5000};  // from the upgrade to a good ATTACH
@@ -155,6 +155,7 @@ struct SwitchboardCounters {
     uint64_t told_busy = 0, told_closed = 0;  // frames answered by ERROR
     uint64_t held = 0;
     uint64_t introduced = 0, introductions_failed = 0;
+    uint64_t unmatched = 0;  // met nobody: no token of the other role is for their model
     uint64_t cut_silent = 0, cut_stalled = 0, cut_expired = 0, cut_revoked = 0, cut_protocol = 0;
     uint64_t cut_memory = 0;
 };
@@ -208,6 +209,7 @@ private:
     void replace_older(const Connection& newer, Time now);
     void introduce_to_all(Connection& newcomer, Time now);
     void introduce(Connection& a, Connection& b, Time now);
+    void note_unmatched(const Connection& newcomer, size_t others);
     void show(Connection& observer, Connection& node, Time now);
     void on_renew(Connection& from, const wire::FrameView& frame, Time now);
     std::vector<uint8_t> attached_frame(const Connection& to, Time now, uint32_t request_id) const;

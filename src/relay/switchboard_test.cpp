@@ -217,6 +217,22 @@ TEST(Seeing, WorkersAndBackbonesOfOneModelOnly) {
     EXPECT_EQ(ups(w0), 3u);
 }
 
+// They wait in silence, so the operator is told.
+TEST(Seeing, WhoMeetsNobodyBecauseOfTheModelIsCounted) {
+    FakeRelay relay;
+    const auto unmatched = [&] { return relay.board.counters().unmatched; };
+    relay.attach(1, Role::kWorker, "1 0 100");
+    EXPECT_EQ(unmatched(), 0u);  // nobody is there, of any model
+    relay.attach(2, Role::kBackbone, "2 0 100");
+    EXPECT_EQ(unmatched(), 1u);
+    relay.attach(3, Role::kWorker, "3 0 100");
+    EXPECT_EQ(unmatched(), 2u);
+    relay.attach(4, Role::kWorker, "2 0 100");  // meets one
+    relay.attach(5, Role::kBackbone, "1 0 100");
+    relay.attach(6, Role::kObserver, "7 0 100");
+    EXPECT_EQ(unmatched(), 2u);
+}
+
 TEST(Seeing, TwoOfARoleNeverMeet) {
     for (const Role role : {Role::kWorker, Role::kBackbone}) {
         FakeRelay relay;
@@ -329,16 +345,99 @@ TEST(Routing, WhoTalksWithoutEndIsClosed) {
         EXPECT_EQ(only_error(relay, pair.worker), Errc::kProtocol);
         EXPECT_FALSE(relay.lines[pair.backbone].closed);
     }
-    // To peers: a worker's are counted, a backbone's go to all its workers.
+    // A worker's to peers, too, when nobody asked.
+    for (const FrameType type : {FrameType::kPing, FrameType::kPong}) {
+        FakeRelay relay(options);
+        const PairOf pair(relay);
+        const Bytes frame = make_frame(type, pair.to_backbone, 0, Bytes(8, 1));
+        for (int i = 0; i < 100; ++i) relay.say(pair.worker, frame);
+        EXPECT_FALSE(relay.lines[pair.worker].closed);
+        relay.say(pair.worker, frame);
+        EXPECT_TRUE(relay.lines[pair.worker].closed);
+        EXPECT_FALSE(relay.lines[pair.backbone].closed);
+    }
+}
+
+// Else one backbone could have any worker thrown out.
+TEST(Routing, AnswersToABackbonesPingsEndNobody) {
+    SwitchboardOptions options;
+    options.talk_burst = 100;
+    options.talk_per_second = 10;
     FakeRelay relay(options);
     const PairOf pair(relay);
+    const auto other = relay.attach(3, Role::kBackbone);
+    const Bytes pong = make_frame(FrameType::kPong, pair.to_backbone, 0, Bytes(8, 1));
     for (int i = 0; i < 1000; ++i)
         relay.say(pair.backbone, make_frame(FrameType::kPing, pair.to_worker, 0, Bytes(8, 1)));
-    EXPECT_FALSE(relay.lines[pair.backbone].closed);
-    for (int i = 0; i <= 100; ++i)
-        relay.say(pair.worker, make_frame(FrameType::kPong, pair.to_backbone, 0, Bytes(8, 1)));
+    ASSERT_EQ(relay.taken(pair.worker, FrameType::kPing).size(), 1000u);
+    for (int i = 0; i < 500; ++i) relay.say(pair.worker, pong);
+    EXPECT_EQ(relay.taken(pair.backbone, FrameType::kPong).size(), 500u);
+    relay.close(pair.backbone);  // the answers to it that are under way are answers still
+    for (int i = 0; i < 500; ++i) relay.say(pair.worker, pong);
+    EXPECT_FALSE(relay.lines[pair.worker].closed);
+    EXPECT_TRUE(relay.taken(other, FrameType::kPong).empty());
+    // No more are owed than were asked for, and what is owed to peers is not the relay's.
+    for (int i = 0; i <= 100; ++i) relay.say(pair.worker, pong);
     EXPECT_TRUE(relay.lines[pair.worker].closed);
-    EXPECT_FALSE(relay.lines[pair.backbone].closed);
+    EXPECT_EQ(relay.board.counters().cut_protocol, 1u);
+}
+
+// A PING that a full worker cannot be given is told by its number: without one it would be the
+// worker's own ERROR.
+TEST(Routing, APingThatIsNotDeliveredIsToldByItsNumber) {
+    FakeRelay relay(tiny());
+    const PairOf pair(relay);
+    relay.lines[pair.worker].reads = false;
+    for (uint32_t i = 0; i < 2; ++i) relay.say(pair.backbone, request(pair.to_worker, i));
+    relay.say(pair.backbone, make_frame(FrameType::kPing, pair.to_worker, 0xffffffff, Bytes(8, 1)));
+    EXPECT_EQ(only_error(relay, pair.backbone), Errc::kBusy);
+    const auto told = relay.taken(pair.backbone, FrameType::kError).at(0).header;
+    EXPECT_EQ(told.peer, pair.to_worker);
+    EXPECT_EQ(told.request_id, 0xffffffff);
+    // And it is no answer that the worker owes.
+    relay.take(pair.worker);
+    EXPECT_TRUE(relay.taken(pair.worker, FrameType::kPing).empty());
+}
+
+// What waits for room is talk like any other, and counted once.
+TEST(Routing, TalkThatWasHeldIsCountedOnce) {
+    SwitchboardOptions options = tiny();
+    options.own_bytes_max = 2048;
+    options.talk_burst = 400;
+    options.talk_per_second = 0;
+    for (const bool to_peer : {false, true}) {
+        FakeRelay relay(options);
+        const PairOf pair(relay);
+        const ConnectionId reader = to_peer ? pair.backbone : pair.worker;
+        const FrameType arrives = to_peer ? FrameType::kPing : FrameType::kPong;
+        relay.lines[reader].reads = false;
+        int helds = 0;
+        const auto say_one = [&] {
+            relay.say(pair.worker,
+                      make_frame(FrameType::kPing, to_peer ? pair.to_backbone : 0, 1, Bytes(8, 1)));
+            if (!relay.lines[pair.worker].held) return;
+            ++helds;
+            relay.take(reader);
+        };
+        for (int i = 0; i < 400; ++i) say_one();
+        relay.take(reader);
+        EXPECT_FALSE(relay.lines[pair.worker].closed) << to_peer;
+        EXPECT_EQ(relay.taken(reader, arrives).size(), 400u) << to_peer;
+        EXPECT_GE(helds, 4) << to_peer;
+        say_one();
+        EXPECT_TRUE(relay.lines[pair.worker].closed) << to_peer;
+        EXPECT_EQ(relay.board.counters().cut_protocol, 1u);
+    }
+    // A flood of which every frame is held ends the same way.
+    FakeRelay relay(options);
+    const PairOf pair(relay);
+    relay.lines[pair.worker].reads = false;
+    Line& line = relay.lines[pair.worker];
+    for (int i = 0; i < 2000 && !line.closed; ++i) {
+        relay.say(pair.worker, make_frame(FrameType::kPing, 0, 1, Bytes(8, 1)));
+        if (line.held) relay.take(pair.worker, 1);
+    }
+    EXPECT_TRUE(line.closed);
 }
 
 TEST(Routing, TalkInMeasureGoesOnForEver) {
@@ -666,8 +765,8 @@ TEST(Liveness, PingsAndSilence) {
     EXPECT_EQ(relay.taken(pair.backbone, FrameType::kPeerDown).size(), 1u);
 }
 
-// A proxy that cuts after 20 to 300 seconds without a byte towards the node cuts nobody, and pings
-// of nodes that came together spread.
+// S4: a proxy that cuts after 20 to 300 seconds without a byte towards the node cuts nobody, and
+// pings of nodes that came together spread.
 TEST(Liveness, NoSilenceThatAProxyWouldCutAndNoStampede) {
     SwitchboardOptions options;
     FakeRelay relay(options);
@@ -708,6 +807,7 @@ TEST(Liveness, AHeldWorkerIsNotSilent) {
     EXPECT_FALSE(relay.lines[pair.worker].closed);
 }
 
+// L4, without a socket.
 TEST(Tokens, ExpireAndAreRenewed) {
     FakeRelay relay;
     const auto a = relay.attach(1, Role::kWorker, "1 5 30");

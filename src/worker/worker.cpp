@@ -125,6 +125,7 @@ Status Worker::run() {
             if (route != nullptr) route->on_attached(joined);
             Status served = serve(*stream);
             serving_.store(false);
+            if (!served && stream->closed()) look_for_reason(*stream, served.error());
             stream->close();
             if (route != nullptr) end = route->on_end(net::Clock::now());
             if (served) return {};
@@ -146,6 +147,27 @@ Status Worker::run() {
         wait = std::min(wait * 2, options_.pause_max);
     }
     return {};
+}
+
+// Nothing can be sent any more: what had arrived before says why, perhaps.
+void Worker::look_for_reason(net::MessageStream& stream, Error& error) const {
+    const auto end = net::Clock::now() + 1s;
+    while (net::Clock::now() < end) {
+        auto message = stream.try_receive();
+        if (!message) return;
+        if (!*message && !stream.may_have_more()) return;
+        if (!*message) continue;
+        auto frame = wire::decode_frame(**message);
+        if (!frame) return;
+        const wire::FrameHeader& header = frame->header;
+        if (header.type != wire::FrameType::kError || header.peer != 0 || header.request_id != 0)
+            continue;
+        auto told = wire::decode_error(frame->payload);
+        if (!told) return;
+        error = {told->code, (options_.attach ? "the relay says: " : "the backbone says: ") +
+                                 printable(told->detail, 500)};
+        return;
+    }
 }
 
 // Once each time that the connection is lost or was never there; the attempts are in the log.
@@ -296,9 +318,7 @@ net::Deadline Worker::leave_at() const {
 Status Worker::wait(net::MessageStream& stream, net::Deadline until, bool draining) {
     if (!draining && options_.attach) {
         if (Status ok = say_hello(stream); !ok) return ok;
-        for (const auto& [handle, peer] : peers_) {
-            if (!peer.said_hello) until = std::min(until, peer.hello_again);
-        }
+        for (const auto& [handle, peer] : peers_) until = std::min(until, peer.hello_at());
     }
     // The shorter the wait, the less of a sleep hides in it.
     if (options_.sleep_max.count() > 0)
@@ -332,8 +352,9 @@ Answer Worker::compute(std::span<const uint8_t> message, Speaker speaker) {
 Status Worker::say_hello(net::MessageStream& stream) {
     const auto now = net::Clock::now();
     for (auto& [handle, peer] : peers_) {
-        if (peer.said_hello || now < peer.hello_again) continue;
+        if (now < peer.hello_at()) continue;
         peer.said_hello = true;
+        peer.welcome_by = now + options_.welcome_max;  // the HELLO or its WELCOME may be lost
         auto message = wire::encode_hello(hello());
         wire::set_peer(message, handle);
         if (Status ok = send(stream, message); !ok) return ok;
@@ -384,8 +405,12 @@ Status Worker::answer_peer(net::MessageStream& stream, const wire::FrameView& fr
     Peer& peer = found->second;
     if (frame.header.type == wire::FrameType::kWelcome) {
         Status ok = on_welcome(frame);
-        if (ok) peer.welcomed = net::Clock::now();
-        if (!ok) pause_peer(peer, ok.error());
+        if (!ok) {
+            pause_peer(peer, ok.error());
+            return {};
+        }
+        peer.welcomed = net::Clock::now();
+        peer.welcome_by = net::Deadline::max();
         return {};
     }
     const Answer answer = compute(message, Speaker::kBackbone);

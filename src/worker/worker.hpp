@@ -45,6 +45,7 @@ struct WorkerOptions {
     std::chrono::milliseconds pause_first{100};
     std::chrono::milliseconds pause_max{15000};
     std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone
+    std::chrono::milliseconds welcome_max{30000};  // then HELLO again, behind a relay
     std::chrono::milliseconds drain_quiet{300};    // no request for this long ends a drain
     std::chrono::milliseconds drain_max{5000};
     // With `connect`: what people should see: it waits for the backbone, it has joined. Thread:
@@ -86,11 +87,14 @@ private:
         bool said_hello = false;
         std::optional<net::Clock::time_point> welcomed;
         net::Deadline hello_again{};  // after a refusal
+        net::Deadline welcome_by{};   // once it was said; max() when welcomed
+        net::Deadline hello_at() const { return said_hello ? welcome_by : hello_again; }
         std::chrono::milliseconds pause{0};
     };
 
     Result<net::MessageStream> join();
     void say_waiting(const std::string& why);
+    void look_for_reason(net::MessageStream& stream, Error& error) const;
     Result<net::MessageStream> join_hub();
     Result<net::MessageStream> attach();
     wire::Hello hello() const;
