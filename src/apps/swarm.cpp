@@ -64,6 +64,7 @@ public:
         for (;;) {
             Status covered = backbone_->wait_coverage(options_.coverage, kCoverageStep);
             if (covered) return {};
+            if (covered.error().code != Errc::kTimeout) return covered;
             if (Status alive = workers_.check(); !alive) return alive;
             const auto now = std::chrono::steady_clock::now();
             if (now >= deadline) return covered;

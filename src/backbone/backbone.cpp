@@ -116,6 +116,9 @@ public:
 
     Status wait_coverage(double share, std::chrono::milliseconds timeout) override {
         if (board_.wait_share(share, net::Clock::now() + timeout)) return {};
+        if (const auto reason = nobody_can_join()) {
+            return fail(reason->code, "nobody can join any more: " + reason->detail);
+        }
         return fail(Errc::kTimeout, "workers cover " +
                                         std::to_string(static_cast<int>(coverage() * 100)) +
                                         " % of the experts; nobody holds " + board_.missing(8));
@@ -136,6 +139,17 @@ public:
     }
 
 private:
+    // Why, when every way to workers has ended.
+    std::optional<Error> nobody_can_join() const {
+        std::optional<Error> reason;
+        if (!options_.listen.empty()) return reason;
+        for (const auto& uplink : uplinks_) {
+            reason = uplink->ended();
+            if (!reason) break;
+        }
+        return reason;
+    }
+
     // Constant after start().
     const Options options_;
     std::unique_ptr<Replica> replica_;

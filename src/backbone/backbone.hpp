@@ -85,7 +85,8 @@ public:
     // Share of the experts of learned layers that a checked worker holds, 0..1; 1 while nothing is
     // learned.
     virtual double coverage() const = 0;
-    // Waits until coverage() >= share, or the deadline (kTimeout, saying what is missing).
+    // Waits until coverage() >= share, or the deadline. Errors: kTimeout, saying what is missing;
+    // kRevoked: no relay takes this backbone any more, and it listens nowhere itself.
     virtual Status wait_coverage(double share, std::chrono::milliseconds timeout) = 0;
 
     virtual Report report() const = 0;

@@ -39,6 +39,11 @@ Uplink::~Uplink() {
     thread_.join();
 }
 
+std::optional<Error> Uplink::ended() const {
+    const std::lock_guard lock(state_->mu);
+    return state_->ended;
+}
+
 bool Uplink::pause(milliseconds time) {
     std::unique_lock lock(state_->mu);
     state_->changed.wait_for(lock, time, [this] { return state_->stopping; });
@@ -66,6 +71,13 @@ void Uplink::run() {
         } else {
             reason = attachment.error().detail;
             const std::lock_guard lock(state_->mu);
+            // Where a MOVE led nobody's word is final: the configured relay is asked again.
+            if (attachment.error().code == Errc::kRevoked && state_->route.at_home()) {
+                log(LogLevel::kError, "uplink",
+                    "relay " + address_ + ": " + reason + "; it is not tried again");
+                state_->ended = attachment.error();
+                return;
+            }
             state_->route.on_failed();
         }
         log(LogLevel::kWarn, "uplink",

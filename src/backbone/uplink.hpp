@@ -73,6 +73,9 @@ public:
     Uplink(UplinkOptions options, Adopt adopt);
     ~Uplink();  // joins; the connection handed over lives on
 
+    // Why it does not try any more: the token was taken back. Thread: any.
+    std::optional<Error> ended() const;
+
 private:
     // Shared with the events of a connection: it may outlive the uplink.
     struct State {
@@ -82,6 +85,7 @@ private:
         std::condition_variable changed;
         // Guarded by mu.
         bool stopping = false;
+        std::optional<Error> ended;
         bool attached = false;
         access::Route route;
         std::optional<Result<std::chrono::milliseconds>> renewed;  // the relay's answer

@@ -86,8 +86,11 @@ public:
             std::function<void()> before_answer = {}) {
         WorkerOptions options;
         options.attach.emplace();
-        options.attach->endpoint.host = "127.0.0.1";
-        options.attach->endpoint.port = port;
+        net::Endpoint endpoint;
+        endpoint.host = "127.0.0.1";
+        endpoint.port = port;
+        options.attach->route = std::make_shared<access::Route>(
+            access::RelayAddress{endpoint, nullptr}, access::TlsFor());
         const auto key =
             std::make_shared<const crypto::KeyPair>(std::move(*crypto::KeyPair::generate()));
         options.attach->credentials = [key] { return access::Credentials{key, "token", "w"}; };

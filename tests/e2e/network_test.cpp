@@ -338,6 +338,13 @@ TEST(Network, ARevokedNodeEndsAndDoesNotComeBack) {
                    "revoked");
     Program good = join_worker(url, invite, "good", scene.path("good"));
     EXPECT_TRUE(serves(desk, "good")) << good.err();
+    std::string backbone_id;
+    const Json nodes = desk.get("/api/v1/nodes");
+    for (const Json& node : nodes["nodes"]) {
+        if (node["roles"] == Json({"backbone"})) backbone_id = node["node"];
+    }
+    desk.post("/api/v1/admin/revoke", {{"node", backbone_id}});
+    expect_refused("a backbone, revoked while it waits", backbone, 1, "taken back");
 }
 
 // The relay runs apart from its market, is there before it, and asks it what was revoked.
