@@ -222,21 +222,28 @@ TEST_P(HttpServer, SlowAndIdleClientsAreClosed) {
     EXPECT_LT(Clock::now() - start, 5s);
 }
 
-// Answers, but keeps who asks for /keep waiting until it is destroyed.
+// Answers, but keeps who asks for /keep waiting until answer_all().
 class Keeper {
 public:
     HttpHandler handler() {
         return [this](const HttpRequest& request, const Respond& respond) {
             if (request.path != "/keep") return echo(request, respond);
+            const std::lock_guard lock(mu_);
             kept_.push_back(respond);
-            ++count_;
         };
     }
-    int count() const { return count_; }
+    size_t count() const {
+        const std::lock_guard lock(mu_);
+        return kept_.size();
+    }
+    void answer_all() {
+        const std::lock_guard lock(mu_);
+        for (const Respond& respond : std::exchange(kept_, {})) respond({});
+    }
 
 private:
-    std::vector<Respond> kept_;  // listener's thread
-    std::atomic<int> count_ = 0;
+    mutable std::mutex mu_;
+    std::vector<Respond> kept_;  // guarded by mu_
 };
 
 TEST_P(HttpServer, ConnectionsAreBoundedPerAddress) {
@@ -253,7 +260,7 @@ TEST_P(HttpServer, ConnectionsAreBoundedPerAddress) {
     const Answer answer = ask("GET / HTTP/1.1\r\n\r\n");
     EXPECT_EQ(answer.status, 503);
     EXPECT_NE(answer.body.find("\"busy\""), std::string::npos);
-    peers.pop_back();
+    keeper.answer_all();
     EXPECT_TRUE(eventually([this] { return ask("GET / HTTP/1.1\r\n\r\n").status == 200; }));
     listener_.reset();  // before what it kept
 }
