@@ -266,9 +266,7 @@ void WorkerSession::ping() {
     if (!open()) return;
     last_ping_ = net::Clock::now();
     const auto token = static_cast<uint64_t>(last_ping_.time_since_epoch().count());
-    auto message = wire::encode_ping(token);
-    for (size_t i = 4; i < 8; ++i) message[i] = 0xff;  // kPingRequest
-    (void)enqueue_locked(message);
+    (void)enqueue_locked(wire::encode_ping(token, kPingRequest));
 }
 
 net::Clock::time_point WorkerSession::last_heard() const {

@@ -148,10 +148,10 @@ std::vector<uint8_t> encode_error(const ErrorMessage& message, uint32_t request_
     return finish(FrameType::kError, request_id, out);
 }
 
-std::vector<uint8_t> encode_ping(uint64_t token) {
+std::vector<uint8_t> encode_ping(uint64_t token, uint32_t request_id) {
     ByteWriter out;
     out.u64(token);
-    return finish(FrameType::kPing, 0, out);
+    return finish(FrameType::kPing, request_id, out);
 }
 
 std::vector<uint8_t> encode_pong(uint64_t token) {

@@ -119,7 +119,7 @@ std::vector<uint8_t> encode_welcome(const Welcome& message);
 std::vector<uint8_t> encode_program(const ProgramMessage& message, uint32_t request_id);
 std::vector<uint8_t> encode_program_ack(const ProgramAck& message, uint32_t request_id);
 std::vector<uint8_t> encode_error(const ErrorMessage& message, uint32_t request_id);
-std::vector<uint8_t> encode_ping(uint64_t token);
+std::vector<uint8_t> encode_ping(uint64_t token, uint32_t request_id = 0);
 std::vector<uint8_t> encode_pong(uint64_t token);
 std::vector<uint8_t> encode_simple(FrameType type);  // kDrain, kGoodbye: no payload
 
