@@ -35,6 +35,7 @@ using TlsFor =
 
 class Route {
 public:
+    // No node stays longer with a relay that stops, whatever MOVE says.
     static constexpr std::chrono::milliseconds kStayMax = std::chrono::hours(1);
     // Without a connection no node waits longer, whatever MOVE says.
     static constexpr std::chrono::milliseconds kAwayMax = std::chrono::minutes(1);

@@ -1,6 +1,6 @@
 // Text of flags turned into values.
 //
-// Used by run, bench and worker.
+// Used by run, up, bench and worker.
 // Thread: pure functions.
 #pragma once
 
@@ -19,7 +19,7 @@ Result<std::vector<int32_t>> parse_tokens(std::string_view text);
 Result<double> parse_share(std::string_view text);
 
 // "340M", "1.5 GB", "512MiB", "12000000": bytes; k, M, G and T are powers of 1000, Ki, Mi, Gi and
-// Ti of 1024. Errors: kUsage (no size, none at all, or over 2^60).
+// Ti of 1024. Errors: kUsage (not a size, less than one byte, or over 2^60).
 Result<uint64_t> parse_size(std::string_view text);
 
 }  // namespace kvasir::apps

@@ -68,10 +68,8 @@ void add_market(CLI::App& app, int& exit_code) {
         "register nodes, lease experts, serve their bytes; with a relay on the same port");
     auto flags = std::make_shared<MarketFlags>();
     add_server_flags(*command, flags->server);
-    command
-        ->add_option("--relay-url", flags->server.relay_url,
-                     "a relay elsewhere, wss://HOST:PORT; then none is started here")
-        ->excludes("--per-address");
+    command->add_option("--relay-url", flags->server.relay_url,
+                        "a relay elsewhere, wss://HOST:PORT; then none is started here");
     command
         ->add_option("--print-invite", flags->invites,
                      "print an invite code for this role (worker, backbone); may be repeated")

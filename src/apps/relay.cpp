@@ -116,6 +116,8 @@ Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
     rules.silence_max = std::chrono::seconds(flags.silence_s);
     rules.connections_max = flags.connections_max;
     rules.connections_per_address_max = flags.per_address_max;
+    options.http_limits.connections_per_address_max = flags.per_address_max;
+    options.http_limits.body_bytes_max = 4 << 10;  // nothing here looks at one
     rules.queue_bytes_max = uint64_t{flags.queue_mib} << 20;
     rules.queue_total_max = uint64_t{flags.buffers_mib} << 20;
     options.receive_total_max = uint64_t{flags.buffers_mib} << 20;
@@ -153,7 +155,10 @@ Status serve(const RelayFlags& flags) {
     auto relay = relay::Relay::start(*listen, std::move(*options));
     if (!relay) return tl::unexpected(relay.error());
     const std::unique_ptr<RevocationPoll> poll = std::move(*made);  // ends before the relay
-    if (poll) poll->start([&relay](uint64_t serial) { (*relay)->revoke(serial); });
+    if (poll) {
+        poll->start(
+            [&relay](std::vector<uint64_t> serials) { (*relay)->revoke(std::move(serials)); });
+    }
     const std::string host =
         listen->host.find(':') == std::string::npos ? listen->host : "[" + listen->host + "]";
     fmt::print("relay: listening on {}://{}:{}{}\n", tls ? "wss" : "ws",

@@ -11,17 +11,16 @@ namespace kvasir::apps {
 
 bool RevokedSerials::contains(uint64_t serial) const {
     const std::lock_guard lock(mu_);
-    return std::ranges::binary_search(list_.serials, serial);
+    return std::ranges::binary_search(serials_, serial);
 }
 
-Result<std::vector<uint64_t>> RevokedSerials::take(crypto::Revocations list) {
+std::vector<uint64_t> RevokedSerials::take(std::vector<uint64_t> ascending) {
     const std::lock_guard lock(mu_);
-    if (list.issued < list_.issued) {
-        return fail(Errc::kMismatch, "revocations: an older list than the last one");
-    }
-    std::vector<uint64_t> fresh;
-    std::ranges::set_difference(list.serials, list_.serials, std::back_inserter(fresh));
-    list_ = std::move(list);
+    std::vector<uint64_t> fresh, all;
+    std::ranges::set_difference(ascending, serials_, std::back_inserter(fresh));
+    if (fresh.empty()) return fresh;
+    std::ranges::set_union(ascending, serials_, std::back_inserter(all));
+    serials_ = std::move(all.size() <= kSerialsMax ? all : ascending);
     return fresh;
 }
 
@@ -50,17 +49,17 @@ RevocationPoll::~RevocationPoll() {
     if (thread_.joinable()) thread_.join();
 }
 
-void RevocationPoll::start(std::function<void(uint64_t serial)> on_revoked) {
+void RevocationPoll::start(OnRevoked on_revoked) {
     thread_ = std::thread([this, on_revoked = std::move(on_revoked)] { run(on_revoked); });
 }
 
-void RevocationPoll::run(const std::function<void(uint64_t serial)>& on_revoked) {
+void RevocationPoll::run(const OnRevoked& on_revoked) {
     for (;;) {
         {
             std::unique_lock lock(mu_);
             if (wake_.wait_for(lock, options_.every, [this] { return is_stopping_; })) return;
         }
-        for (const uint64_t serial : ask_and_tell()) on_revoked(serial);
+        if (auto fresh = ask_and_tell(); !fresh.empty()) on_revoked(std::move(fresh));
     }
 }
 
@@ -76,7 +75,7 @@ Result<std::vector<uint64_t>> RevocationPoll::ask() {
     }
     auto list = crypto::open_revocations(reply->body, options_.market_key);
     if (!list) return tl::unexpected(list.error());
-    return revoked_->take(std::move(*list));
+    return revoked_->take(std::move(list->serials));
 }
 
 std::vector<uint64_t> RevocationPoll::ask_and_tell() {

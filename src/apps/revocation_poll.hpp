@@ -2,11 +2,10 @@
 // were taken back.
 //
 // Used by `kvasir relay --market URL`. The list is signed by the market's key, so whoever carries
-// it can only withhold it; an older one than the last is not taken. While the market cannot be
-// reached the last list stays, and the relay goes on: a market that restarts must not stop a
-// swarm. Tokens end by themselves.
-// Thread: its own, from start() on; RevokedSerials from any. Owns: the HTTP client.
-// Limits: crypto::kRevokedMax tokens, kRevocationsBytesMax bytes an answer.
+// it can only withhold it. While the market cannot be reached the last list stays, and the relay
+// goes on: a market that restarts must not stop a swarm. Tokens end by themselves. Thread: its own,
+// from start() on; RevokedSerials from any. Owns: the HTTP client. Limits: crypto::kRevokedMax
+// tokens a list, kSerialsMax in all, kRevocationsBytesMax bytes an answer.
 #pragma once
 
 #include <chrono>
@@ -26,16 +25,18 @@
 
 namespace kvasir::apps {
 
-// The newest list.
+// What the lists have named so far.
 class RevokedSerials {
 public:
+    static constexpr size_t kSerialsMax = 1'000'000;  // beyond: the last list alone
     bool contains(uint64_t serial) const;
-    // Returns what is new in it. Errors: kMismatch (older than the last one).
-    Result<std::vector<uint64_t>> take(crypto::Revocations list);
+    // Returns what is new in it. Nothing is ever given back by a list, whichever is the older one:
+    // dates are a clock's, which may have been wrong, and old lists may be played again.
+    std::vector<uint64_t> take(std::vector<uint64_t> ascending);
 
 private:
     mutable std::mutex mu_;
-    crypto::Revocations list_;  // guarded by mu_
+    std::vector<uint64_t> serials_;  // guarded by mu_; ascending
 };
 
 struct RevocationPollOptions {
@@ -56,15 +57,16 @@ public:
     RevocationPoll& operator=(const RevocationPoll&) = delete;
 
     std::shared_ptr<const RevokedSerials> revoked() const { return revoked_; }
-    // From now on, on its own thread; `on_revoked` for each token that is new in a list. Once.
-    void start(std::function<void(uint64_t serial)> on_revoked);
+    // From now on, on its own thread; `on_revoked` for the tokens that are new in a list. Once.
+    using OnRevoked = std::function<void(std::vector<uint64_t> serials)>;
+    void start(OnRevoked on_revoked);
 
 private:
     RevocationPoll(RevocationPollOptions options, std::string url,
                    std::unique_ptr<net::HttpClient> http);
-    void run(const std::function<void(uint64_t serial)>& on_revoked);
+    void run(const OnRevoked& on_revoked);
     // What is new. Errors: those of HttpClient::call, kIo (another status), kDenied (not signed by
-    // the market), kMismatch (older than the last).
+    // the market).
     Result<std::vector<uint64_t>> ask();
     // Logs the first failure of a row, and the first success after it.
     std::vector<uint64_t> ask_and_tell();

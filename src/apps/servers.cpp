@@ -138,7 +138,8 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
         ->capture_default_str();
     command
         .add_option("--per-address", flags.per_address_max,
-                    "connections of one address to the relay (behind a reverse proxy: all of them)")
+                    "connections of one address, of nodes and of HTTP each (behind a reverse "
+                    "proxy: all of them)")
         ->check(CLI::Range(1, 60000))
         ->capture_default_str();
 }
@@ -196,12 +197,14 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         port = servers->relay_->port();
         of->on_revoked([relay = servers->relay_.get()](const crypto::PublicKey&,
                                                        const std::vector<uint64_t>& serials) {
-            for (const uint64_t serial : serials) relay->revoke(serial);
+            relay->revoke(serials);
         });
     } else {
+        net::raise_descriptor_limit();
         net::ListenerOptions options;
         options.tls = *tls;
         options.http = of->handler();
+        options.http_limits.connections_per_address_max = flags.per_address_max;
         auto made = net::Listener::make(
             *listen, [](net::MessageStream, const std::string&) {}, std::move(options));
         if (!made) return tl::unexpected(made.error());

@@ -41,7 +41,7 @@ struct ServerFlags {
     uint32_t target_replicas = 1;
     uint32_t token_life_s = 3600;
     uint32_t lease_life_s = 60;
-    uint32_t per_address_max = 1024;  // connections to the relay
+    uint32_t per_address_max = 1024;  // connections, of nodes and of HTTP each
 };
 void add_server_flags(CLI::App& command, ServerFlags& flags);
 

@@ -80,7 +80,7 @@ private:
         net::Clock::time_point last_ping{};             // of the relay itself
         net::Deadline leave_at = net::Deadline::max();  // of a relay that stops
         uint32_t renewals = 0;                          // RENEWs sent: the request_id of the newest
-        uint64_t hellos_refused = 0;                    // of the link's, that were logged
+        uint64_t hellos_refused = 0;                    // as of link->hellos_refused(), when logged
         RelayEvents events;
     };
     struct Incoming {

@@ -29,9 +29,9 @@
 namespace kvasir::backbone {
 
 constexpr uint64_t kControlBytesMax = uint64_t{16} << 20;
-// HELLOs of one peer without a session: so many in a row, then one a second, and one as long as
-// there may be that waits for the hub. What is not kept is counted, and its peer told once a second
-// at most.
+// HELLOs of one peer without a session: so many in a row, then one a second; those that wait for
+// the hub have together no more bytes than the longest may have. One that is not kept is counted,
+// and its peer told, once a second at most.
 constexpr uint32_t kHelloBurst = 8;
 constexpr uint64_t kHelloBytesMax = uint64_t{256} << 10;
 

@@ -76,6 +76,7 @@ TEST(Ping, AnIdleWorkerThatAnswersStaysAndASilentOneIsGone) {
 // A relay that answers stays; then only its answers are lost, and it is left.
 TEST(Ping, ARelayIsPingedAndLeftWhenItAnswersNothing) {
     PingingHub scene;
+    const auto begin = net::Clock::now();
     auto ends = net::testing::transport_pair(net::testing::Over::kPair);
     net::MessageStream relay(std::move(ends.second), net::Side::kServer, {}, {});
     std::atomic<bool> is_over{false};
@@ -83,7 +84,6 @@ TEST(Ping, ARelayIsPingedAndLeftWhenItAnswersNothing) {
     events.on_end = [&] { is_over.store(true); };
     scene.hub().adopt_relay(net::MessageStream(std::move(ends.first), net::Side::kClient, {}, {}),
                             "relay", std::move(events));
-    const auto begin = net::Clock::now();
     auto last = begin;
     const auto next_ping = [&]() -> std::optional<uint64_t> {
         const auto message = relay.receive(net::Clock::now() + 10s);

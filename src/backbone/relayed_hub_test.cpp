@@ -10,7 +10,7 @@
 #include "backbone/swarm_testing.hpp"
 #include "base/bytes.hpp"
 #include "base/check.hpp"
-#include "base/log.hpp"
+#include "base/log_testing.hpp"
 #include "net/upgrade.hpp"
 #include "wire/attach.hpp"
 
@@ -19,34 +19,6 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 using wire::FrameType;
-
-std::mutex g_log_mu;
-std::vector<std::string> g_log_lines;  // Guarded by g_log_mu
-
-class Log {
-public:
-    Log() {
-        {
-            const std::lock_guard lock(g_log_mu);
-            g_log_lines.clear();
-        }
-        set_log_sink(
-            [](LogLevel, std::string_view, std::string_view line) {
-                const std::lock_guard lock(g_log_mu);
-                g_log_lines.emplace_back(line);
-            },
-            LogLevel::kInfo);
-    }
-    ~Log() { set_log_sink(nullptr, LogLevel::kInfo); }
-    std::vector<std::string> with(const std::string& text) const {
-        const std::lock_guard lock(g_log_mu);
-        std::vector<std::string> found;
-        for (const std::string& line : g_log_lines) {
-            if (line.find(text) != std::string::npos) found.push_back(line);
-        }
-        return found;
-    }
-};
 
 // The relay's end of a backbone's one connection; speaks for all the workers behind it.
 class RelayedSwarm {
@@ -154,7 +126,7 @@ private:
 };
 
 TEST(RelayedHub, ARefusedHelloIsToldByItsHandleAndMayBeSaidAgain) {
-    const Log log;
+    const kvasir::testing::LogCapture log;
     RelayedSwarm relayed;
     relayed.introduce(1);
     relayed.introduce(2);
@@ -182,7 +154,7 @@ TEST(RelayedHub, ARefusedHelloIsToldByItsHandleAndMayBeSaidAgain) {
 
 // What strangers can cause without end must not fill a disk.
 TEST(RelayedHub, RefusalsFillNoLog) {
-    const Log log;
+    const kvasir::testing::LogCapture log;
     RelayedSwarm relayed;
     constexpr uint16_t kPeers = 500;
     for (uint16_t peer = 1; peer <= kPeers; ++peer) relayed.introduce(peer);
@@ -197,7 +169,7 @@ TEST(RelayedHub, RefusalsFillNoLog) {
 }
 
 TEST(RelayedHub, HellosThatFindNoRoomAreCountedInTheLog) {
-    const Log log;
+    const kvasir::testing::LogCapture log;
     RelayedSwarm relayed;
     relayed.introduce(1);
     ByteWriter out;

@@ -71,7 +71,7 @@ void Uplink::run() {
         } else {
             reason = attachment.error().detail;
             const std::lock_guard lock(state_->mu);
-            // Where a MOVE led nobody's word is final: the configured relay is asked again.
+            // Where a MOVE led, nobody's word is final: the configured relay is asked again.
             if (attachment.error().code == Errc::kRevoked && state_->route.at_home()) {
                 log(LogLevel::kError, "uplink",
                     "relay " + address_ + ": " + reason + "; it is not tried again");

@@ -71,7 +71,8 @@ private:
     std::vector<Shard> shards_;
     net::FileBody outline_;
     std::vector<uint8_t> outline_bytes_;
-    mutable std::atomic<bool> change_told_{false};  // to the log
+    // Any thread: a change of a file was told to the log.
+    mutable std::atomic<bool> change_told_{false};
 };
 
 // Is [begin, end) of a shard inside one of the ranges? `ranges` as of ranges_of().

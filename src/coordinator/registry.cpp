@@ -1,7 +1,6 @@
 #include "coordinator/registry.hpp"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "base/log.hpp"
@@ -130,19 +129,18 @@ std::string Registry::revocations() {
     }
     crypto::Revocations list;
     list.issued = clocks_.wall();
-    std::erase_if(revoked_, [at = seconds_of(list.issued - kClockSkewMax)](const auto& one) {
-        return one.second < at;
-    });
-    if (revoked_.size() > crypto::kRevokedMax) {
+    // Nothing is forgotten here: the clock may be wrong for a moment.
+    for (const auto& [serial, expires] : revoked_) {
+        if (expires >= seconds_of(list.issued - kClockSkewMax)) list.serials.push_back(serial);
+    }
+    if (list.serials.size() > crypto::kRevokedMax) {
         log(LogLevel::kWarn, "market",
             "more than " + std::to_string(crypto::kRevokedMax) +
                 " revoked tokens have not expired: relays elsewhere hear of the newest only");
     }
     // Serials ascend with time.
-    const size_t dropped = revoked_.size() - std::min(revoked_.size(), crypto::kRevokedMax);
-    for (const auto& [serial, expires] : std::ranges::drop_view(revoked_, ptrdiff_t(dropped))) {
-        list.serials.push_back(serial);
-    }
+    const size_t dropped = list.serials.size() - std::min(list.serials.size(), crypto::kRevokedMax);
+    list.serials.erase(list.serials.begin(), list.serials.begin() + ptrdiff_t(dropped));
     revocations_ = crypto::issue_revocations(key_, list);
     revocations_made_ = now;
     return revocations_;
@@ -151,12 +149,13 @@ std::string Registry::revocations() {
 Result<std::vector<uint64_t>> Registry::revoke(const crypto::PublicKey& node) {
     const auto tokens = storage_.revoke_node(crypto::to_hex(node));
     if (!tokens) return tl::unexpected(tokens.error());
-    std::vector<uint64_t> serials;
+    std::vector<uint64_t> serials;  // that open something
+    const int64_t good = seconds_of(clocks_.wall() - kClockSkewMax);
     const std::lock_guard lock(mu_);
     nodes_[node].row.is_revoked = true;
     for (const market::TokenRow& token : *tokens) {
         revoked_[token.serial] = token.expires;
-        serials.push_back(token.serial);
+        if (token.expires >= good) serials.push_back(token.serial);
     }
     revocations_made_.reset();
     return serials;

@@ -59,9 +59,11 @@ public:
     // Errors: kDenied (no or another market's token, unknown node), kExpired, kRevoked, kMismatch.
     Result<crypto::TokenClaims> open_token(std::string_view text) const;
     bool is_revoked(uint64_t serial) const;
-    // What is_revoked(), but for what has expired; signed by the market, at most once a second.
+    // The tokens for which is_revoked() holds, as text signed by the market
+    // (crypto/revocations.hpp); made anew at most once a second. Those that expired more than an
+    // hour ago are left out.
     std::string revocations();
-    // Returns the serials. Errors: kNotFound.
+    // Returns the serials of its tokens that have not expired long ago. Errors: kNotFound.
     Result<std::vector<uint64_t>> revoke(const crypto::PublicKey& node);
     Result<crypto::Invite> make_invite(uint32_t uses, std::chrono::seconds valid_for,
                                        uint8_t roles);

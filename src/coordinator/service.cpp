@@ -101,9 +101,9 @@ std::optional<net::HttpResponse> Service::answer_at_once(const net::HttpRequest&
         return json_response(encode_challenge(challenges_.make(now())));
     }
     // What a stranger sends is read on the market's only thread.
-    const bool of_strangers = request.path.starts_with("/api/v1/nodes");
+    const bool is_strangers = request.path.starts_with("/api/v1/nodes");
     const size_t body_bytes_max =
-        of_strangers ? config_.limits.body_bytes_max_of_strangers : config_.limits.body_bytes_max;
+        is_strangers ? config_.limits.stranger_body_bytes_max : config_.limits.body_bytes_max;
     if (request.body.size() > body_bytes_max) {
         return net::error_response(
             {Errc::kLimit, "the body has more than " + std::to_string(body_bytes_max) + " bytes"});

@@ -7,7 +7,8 @@
 namespace kvasir::crypto {
 namespace {
 
-constexpr SignedTextKind kText = {"kvr1.", "revocations", "revocations", kRevocationsBytesMax};
+constexpr SignedTextKind kText = {"kvr1.", "revocations", "revocations",
+                                  "check the market's address and key", kRevocationsBytesMax};
 constexpr uint8_t kVersion = 1;
 
 }  // namespace

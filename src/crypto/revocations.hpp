@@ -4,7 +4,8 @@
 // Signed text (crypto/signed_text.hpp), "kvr1.", context "revocations". Payload, little-endian:
 //   u8 version = 1 | i64 issued (seconds since 1970, the market's clock) | u32 count | count x u64
 //   serial, ascending
-// Only tokens that have not expired are in it: the others open nothing any more.
+// Tokens that expired more than an hour ago are not in it: they open nothing any more, even where a
+// relay's clock is behind.
 // Used by the market (issue) and a relay elsewhere (open). Thread: values. Limits: kRevokedMax.
 #pragma once
 

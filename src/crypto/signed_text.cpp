@@ -37,7 +37,8 @@ Result<std::vector<uint8_t>> open_signed_text(const SignedTextKind& kind, std::s
     }
     std::ranges::copy(*signature_bytes, signature.begin());
     if (!verify(key, kind.context, *payload, signature)) {
-        return malformed("not signed by this market, or changed since; join again for a new one");
+        return malformed("not signed by this market, or changed since; " +
+                         std::string(kind.advice));
     }
     return std::move(*payload);
 }

@@ -19,6 +19,7 @@ struct SignedTextKind {
     std::string_view prefix;   // the beginning of the text
     std::string_view context;  // of the signature
     std::string_view what;     // for people: "node token"
+    std::string_view advice;   // about one that another key signed
     size_t bytes_max = 0;      // of the text
 };
 

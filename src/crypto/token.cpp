@@ -12,7 +12,8 @@
 namespace kvasir::crypto {
 namespace {
 
-constexpr SignedTextKind kTokenText = {"kvt1.", "node-token", "node token", kTokenBytesMax};
+constexpr SignedTextKind kTokenText = {"kvt1.", "node-token", "node token",
+                                       "join again for a new one", kTokenBytesMax};
 constexpr uint8_t kTokenVersion = 1;
 
 constexpr std::string_view kInvitePrefix = "kvi1-";

@@ -50,7 +50,7 @@ struct BytesServed {
 
 struct StoredState {
     std::vector<NodeRow> nodes;
-    std::vector<TokenRow> tokens_revoked;  // not expired
+    std::vector<TokenRow> tokens_revoked;  // of the last week
     std::vector<LeaseRow> leases;          // of this model
     uint64_t lease_id_next = 1;
 };
@@ -63,8 +63,8 @@ struct Registration {
     int64_t token_expires = 0;
     uint8_t role_wanted = 0;  // crypto::RoleBits; 0: whatever the invite gives
 };
-// A token that a node may be given. Asked for again soon after the last (a twentieth of its life, a
-// minute at most), that one is meant once more, so that asking on and on fills no disk.
+// The token that a node gets. Who asks again soon (within a twentieth of its life) gets the same
+// one, so that asking on and on fills no disk and no list of revocations.
 struct TokenMade {
     uint64_t serial = 0;
     int64_t expires = 0;

@@ -146,7 +146,22 @@ void Connection::leave_handshake() {
     owner_.end_handshake(*this);
 }
 
+// A body whose length is not said may have as much as any.
+bool Connection::take_body_room() {
+    if (parser_->done()) return true;
+    const uint64_t most = owner_.options().http_limits.body_bytes_max;
+    const uint64_t bytes = std::min(most, parser_->content_length().value_or(most));
+    if (!owner_.take_body_room(bytes)) return false;
+    body_room_ = bytes;
+    return true;
+}
+
+void Connection::give_body_room() {
+    owner_.give_body_room(std::exchange(body_room_, 0));
+}
+
 void Connection::leave_http() {
+    give_body_room();
     if (!std::exchange(in_http_, false)) return;
     if (std::exchange(is_idle_, false)) owner_.end_idle(*this);
     owner_.end_http(address_);
@@ -269,8 +284,15 @@ asio::awaitable<void> Connection::serve() {
             leave_handshake();
         }
         set_deadline(request_start_ + options.http_limits.request_deadline);
+        if (!take_body_room()) {
+            response_ = error_response({Errc::kBusy, "too many requests; try again in a moment"});
+            co_await refuse();
+            co_return;
+        }
         if (!co_await read_body()) co_return;
-        if (!co_await handle()) {
+        const bool goes_on = co_await handle();
+        give_body_room();
+        if (!goes_on) {
             if (!stopped_ && !expired_) {
                 co_await linger();
             }

@@ -57,6 +57,9 @@ public:
     // One of HTTP waits for its next request, and may be dropped for another; or no longer.
     virtual void begin_idle(Connection& connection) = 0;
     virtual void end_idle(Connection& connection) = 0;
+    // For a request's body, until its answer: false when all together have taken their limit.
+    virtual bool take_body_room(uint64_t bytes) = 0;
+    virtual void give_body_room(uint64_t bytes) = 0;
     virtual void end_handshake(Connection& connection) = 0;
     // At most one line a second.
     virtual void log_refused(const std::string& line) = 0;
@@ -128,6 +131,8 @@ private:
     std::optional<uint64_t> bytes_waiting() const;
     void leave_handshake();
     void leave_http();
+    bool take_body_room();
+    void give_body_room();
     std::string peer() const;
 
     // Constant after construction
@@ -148,6 +153,7 @@ private:
     bool in_http_ = false;
     bool has_spoken_ = false;
     bool is_idle_ = false;
+    uint64_t body_room_ = 0;  // taken of the owner's
     Clock::time_point idle_since_ = {};
 
     std::vector<uint8_t> input_;  // not yet parsed

@@ -29,6 +29,7 @@ namespace kvasir::net {
 struct HttpLimits {
     uint32_t header_bytes_max = 16 << 10;
     uint32_t body_bytes_max = 1 << 20;
+    uint64_t bodies_bytes_max = 64 << 20;               // of all requests that are read or answered
     std::chrono::milliseconds request_deadline{15000};  // from the first byte to the last
     std::chrono::milliseconds idle_max{60000};          // between requests of a connection
     std::chrono::milliseconds write_stall_max{30000};   // without a byte taken by the client

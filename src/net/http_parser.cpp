@@ -126,6 +126,10 @@ Result<size_t> RequestParser::feed(std::span<const uint8_t> bytes) {
 int RequestParser::refusal_status() const {
     return impl_->refusal_status;
 }
+std::optional<uint64_t> RequestParser::content_length() const {
+    const auto length = impl_->parser.content_length();
+    return length ? std::optional<uint64_t>(*length) : std::nullopt;
+}
 bool RequestParser::head_done() const {
     return impl_->parser.is_header_done();
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,7 @@ public:
     bool http_1_1() const;
     bool keep_alive() const;
     bool has_body() const;  // by its headers; a length of 0 counts as a body too
+    std::optional<uint64_t> content_length() const;  // nullopt: not said
     // The first header of that name, or empty.
     std::string_view header(std::string_view name) const;
     // Is `token` in the comma-separated list of the header? Case does not matter.

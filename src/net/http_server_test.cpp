@@ -265,6 +265,34 @@ TEST_P(HttpServer, ConnectionsAreBoundedPerAddress) {
     listener_.reset();  // before what it kept
 }
 
+TEST_P(HttpServer, BodiesThatAreHeldBackAreBoundedTogether) {
+    HttpLimits limits;
+    limits.body_bytes_max = 1000;
+    limits.bodies_bytes_max = 2500;
+    listen(echo, limits);
+    std::vector<RawPeer> peers;
+    // One says a length; the other does not, and counts as the longest.
+    for (const char* head : {"POST /1 HTTP/1.1\r\nContent-Length: 900\r\n\r\n",
+                             "POST /2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"}) {
+        peers.push_back(connect());
+        peers.back().write(head);
+    }
+    const std::string small = "POST /3 HTTP/1.1\r\nContent-Length: 10\r\n\r\n0123456789";
+    const std::string large =
+        "POST /4 HTTP/1.1\r\nContent-Length: 800\r\n\r\n" + std::string(800, 'x');
+    EXPECT_TRUE(eventually([&] { return ask(large).status == 503; }));
+    EXPECT_EQ(ask(small).status, 200);
+    EXPECT_EQ(ask("GET / HTTP/1.1\r\n\r\n").status, 200);  // without a body
+    peers[0].write(std::string(900, 'y'));
+    EXPECT_EQ(read_answer(peers[0]).status, 200);
+    EXPECT_EQ(ask(large).status, 200);  // its room is given back, also by one that leaves
+    peers.push_back(connect());
+    peers.back().write("POST /5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+    EXPECT_TRUE(eventually([&] { return ask(large).status == 503; }));
+    peers.pop_back();
+    EXPECT_TRUE(eventually([&] { return ask(large).status == 200; }));
+}
+
 TEST_P(HttpServer, TheConnectionThatIsIdleTheLongestGivesItsPlace) {
     for (const bool in_all : {false, true}) {
         Keeper keeper;

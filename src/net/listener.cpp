@@ -2,6 +2,7 @@
 #include <utility>  // before Asio's awaitable header
 
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "base/log.hpp"
+#include "net/address_key.hpp"
 #include "net/connection.hpp"
 #include "net/upgrade.hpp"
 
@@ -72,6 +74,8 @@ private:
     void end_http(const std::string& address) override;
     void begin_idle(Connection& connection) override;
     void end_idle(Connection& connection) override;
+    bool take_body_room(uint64_t bytes) override;
+    void give_body_room(uint64_t bytes) override { body_bytes_ -= bytes; }
     void end_handshake(Connection& connection) override;
     void log_refused(const std::string& line) override;
 
@@ -104,9 +108,11 @@ private:
         uint32_t connections = 0;
         Idle idle;
     };
-    std::map<std::string, Client> http_by_address_;
+    static bool drop_oldest(const Idle& idle);       // false: there is none
+    std::map<std::string, Client> http_by_address_;  // by host_key()
     Idle idle_;
     uint32_t http_ = 0;
+    uint64_t body_bytes_ = 0;  // of requests that are read or answered
     Clock::time_point refused_logged_ = {};
     uint64_t refused_unlogged_ = 0;
     bool stopping_ = false;
@@ -216,8 +222,10 @@ asio::awaitable<void> ListenerImpl::accept_loop() {
         if (error == EAGAIN || error == EWOULDBLOCK) {
             (void)co_await acceptor_.async_wait(tcp::acceptor::wait_read, kAwait);
         } else if (error != ECONNABORTED && error != EINTR && error != EPROTO) {
-            log(LogLevel::kWarn, "net", "accept: " + std::generic_category().message(error));
-            co_await pause(Clock::now() + kAcceptPause);  // out of descriptors: do not spin
+            log_refused("accept: " + std::generic_category().message(error));
+            // Out of descriptors: whoever is idle the longest has one.
+            (void)drop_oldest(idle_);
+            co_await pause(Clock::now() + kAcceptPause);  // do not spin
         }
     }
 }
@@ -305,38 +313,47 @@ void ListenerImpl::end_handshake(Connection& connection) {
 
 bool ListenerImpl::try_begin_http(const std::string& address) {
     const HttpLimits& limits = options_.http_limits;
-    const auto drop_oldest = [](const Idle& idle) {
-        if (idle.empty()) return false;
-        idle.begin()->second->drop();
-        return true;
-    };
-    if (http_ >= limits.connections_max && !drop_oldest(idle_)) return false;
-    const auto same = http_by_address_.find(address);
+    const std::string key = host_key(address);
+    const auto same = http_by_address_.find(key);
+    // The address's own first: that frees a place of all, too.
     if (same != http_by_address_.end() &&
         same->second.connections >= limits.connections_per_address_max &&
         !drop_oldest(same->second.idle)) {
         return false;
     }
-    ++http_by_address_[address].connections;
+    if (http_ >= limits.connections_max && !drop_oldest(idle_)) return false;
+    ++http_by_address_[key].connections;
     ++http_;
+    return true;
+}
+
+bool ListenerImpl::drop_oldest(const Idle& idle) {
+    if (idle.empty()) return false;
+    idle.begin()->second->drop();
+    return true;
+}
+
+bool ListenerImpl::take_body_room(uint64_t bytes) {
+    if (body_bytes_ + bytes > options_.http_limits.bodies_bytes_max) return false;
+    body_bytes_ += bytes;
     return true;
 }
 
 void ListenerImpl::begin_idle(Connection& connection) {
     const std::pair entry(connection.idle_since(), &connection);
     idle_.insert(entry);
-    http_by_address_.at(connection.address()).idle.insert(entry);
+    http_by_address_.at(host_key(connection.address())).idle.insert(entry);
 }
 
 void ListenerImpl::end_idle(Connection& connection) {
     const std::pair entry(connection.idle_since(), &connection);
     idle_.erase(entry);
-    http_by_address_.at(connection.address()).idle.erase(entry);
+    http_by_address_.at(host_key(connection.address())).idle.erase(entry);
 }
 
 void ListenerImpl::end_http(const std::string& address) {
     --http_;
-    const auto entry = http_by_address_.find(address);
+    const auto entry = http_by_address_.find(host_key(address));
     if (--entry->second.connections == 0) http_by_address_.erase(entry);
 }
 
@@ -353,6 +370,13 @@ void ListenerImpl::log_refused(const std::string& line) {
 }
 
 }  // namespace
+
+void raise_descriptor_limit() {
+    rlimit limit = {};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 Result<std::unique_ptr<Listener>> Listener::make(const Endpoint& listen, OnStream on_stream,
                                                  ListenerOptions options) {

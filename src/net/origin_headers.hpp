@@ -1,6 +1,7 @@
 // OriginHeaders: which secret headers go to which hop of a request.
 //
-// Private to net/ (the HTTP client). Thread: constant after construction.
+// Private to net/ (the HTTP client). Thread: constant after construction, any. Owns: the headers.
+// Limits: none of its own; worker/origin_auth.hpp has those of the command line.
 #pragma once
 
 #include <map>

@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "net/origin.hpp"
 
 namespace kvasir::net {
 namespace {
@@ -193,6 +194,9 @@ Status Transfer::prepare(const TransferRequest& request) {
     set(CURLOPT_HTTPHEADER, header_lines_);
     set(CURLOPT_HEADEROPT, static_cast<long>(CURLHEADER_SEPARATE));  // none for proxies
     set(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+    // What is on this machine is no proxy's matter, and secrets go there without TLS.
+    if (const auto origin = parse_origin(request.url->text()); origin && origin->is_loopback)
+        set(CURLOPT_NOPROXY, "*");
     set(CURLOPT_NOSIGNAL, 1L);
     set(CURLOPT_QUICK_EXIT, 1L);  // a slow name lookup must not hold up cancel()
     set(CURLOPT_CONNECTTIMEOUT_MS,

@@ -65,6 +65,9 @@ struct ListenerOptions {
 };
 
 // Accepts connections on its own thread and hands over upgraded streams.
+// To the process's hard limit of open files: for servers with thousands of connections.
+void raise_descriptor_limit();
+
 class Listener {
 public:
     // Called on the listener's thread; must not block.

@@ -223,7 +223,7 @@ void Switchboard::introduce_to_all(Connection& newcomer, Time now) {
     (is_worker ? workers_ : backbones_).insert(newcomer.id);
 }
 
-// It waits for somebody of its model, as it may; more often two who should meet cannot.
+// It may well wait for one of its model. More often it has the wrong one, and nothing else says so.
 void Switchboard::note_unmatched(const Connection& newcomer, size_t others) {
     ++counters_.unmatched;
     log(LogLevel::kWarn, "relay",

@@ -137,7 +137,8 @@ void Switchboard::on(const Drain& event, Time now) {
 void Switchboard::on(const Revoke& event, Time now) {
     for (auto& [id, connection] : connections_) {
         if (connection->phase != Phase::kAttached || connection->doomed) continue;
-        if (event.serial == 0 || connection->admission.serial != event.serial) continue;
+        const uint64_t serial = connection->admission.serial;
+        if (serial == 0 || !std::ranges::binary_search(event.serials, serial)) continue;
         ++counters_.cut_revoked;
         refuse(*connection, {Errc::kRevoked, "the token was taken back"}, now);
     }

@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,13 +16,6 @@ namespace kvasir::relay {
 namespace {
 
 using net::MessageStream;
-
-void raise_descriptor_limit() {
-    rlimit limit = {};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-    limit.rlim_cur = limit.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 net::HttpResponse text_response(int status, std::string type, std::string body) {
     net::HttpResponse response;
@@ -96,8 +88,9 @@ void RelayImpl::drain(milliseconds within, std::string url) {
     post([this, within, url = std::move(url)] { apply(Drain{within, url}); });
 }
 
-void RelayImpl::revoke(uint64_t serial) {
-    post([this, serial] { apply(Revoke{serial}); });
+void RelayImpl::revoke(std::vector<uint64_t> serials) {
+    std::ranges::sort(serials);
+    post([this, serials = std::move(serials)] { apply(Revoke{serials}); });
 }
 
 RelayStats RelayImpl::stats() const {
@@ -126,7 +119,7 @@ void RelayImpl::answer_http(net::HttpRequest request, net::Respond respond) {
 }
 
 Result<std::unique_ptr<Relay>> Relay::start(const net::Endpoint& listen, RelayOptions options) {
-    raise_descriptor_limit();
+    net::raise_descriptor_limit();
     auto relay = std::make_unique<RelayImpl>(std::move(options));
     if (Status ok = relay->start(listen); !ok) return tl::unexpected(std::move(ok.error()));
     return std::unique_ptr<Relay>(std::move(relay));

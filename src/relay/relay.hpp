@@ -65,8 +65,8 @@ public:
     virtual void drain(milliseconds within, std::string url) = 0;
     // Drained, and the last connection is closed.
     virtual bool drained() const = 0;
-    // Cuts whoever is attached with the token of that serial.
-    virtual void revoke(uint64_t serial) = 0;
+    // Cuts whoever is attached with one of these tokens.
+    virtual void revoke(std::vector<uint64_t> serials) = 0;
     virtual RelayStats stats() const = 0;
 
     // For a backbone in this process: with these a frame of its own needs no wake-up of the relay's

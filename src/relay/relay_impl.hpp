@@ -55,7 +55,7 @@ public:
     }
     void drain(milliseconds within, std::string url) override;
     bool drained() const override { return drained_.load(); }
-    void revoke(uint64_t serial) override;
+    void revoke(std::vector<uint64_t> serials) override;
     RelayStats stats() const override;
     int event_fd() const override { return epoll_.get(); }
     bool serve_ready() override;

@@ -16,9 +16,9 @@
 #include <thread>
 
 #include "base/check.hpp"
-#include "base/log.hpp"
+#include "base/log_testing.hpp"
+#include "net/address_key.hpp"
 #include "net/test_frames.hpp"
-#include "relay/address.hpp"
 #include "relay/relay_testing.hpp"
 
 namespace kvasir::relay {
@@ -230,34 +230,6 @@ TEST(Relay, AReconnectingNodeIsAnotherHandle) {
 
 // ---- L4: tokens ----
 
-std::mutex g_log_mu;
-std::vector<std::string> g_log_lines;  // Guarded by g_log_mu
-
-class Log {
-public:
-    Log() {
-        {
-            const std::lock_guard lock(g_log_mu);
-            g_log_lines.clear();
-        }
-        set_log_sink(
-            [](LogLevel, std::string_view, std::string_view line) {
-                const std::lock_guard lock(g_log_mu);
-                g_log_lines.emplace_back(line);
-            },
-            LogLevel::kInfo);
-    }
-    ~Log() { set_log_sink(nullptr, LogLevel::kInfo); }
-    std::vector<std::string> with(const std::string& text) const {
-        const std::lock_guard lock(g_log_mu);
-        std::vector<std::string> found;
-        for (const std::string& line : g_log_lines) {
-            if (line.find(text) != std::string::npos) found.push_back(line);
-        }
-        return found;
-    }
-};
-
 class LiveTokens : public ::testing::Test {
 protected:
     LiveTokens() {
@@ -302,7 +274,7 @@ protected:
 };
 
 TEST_F(LiveTokens, OnlyGoodOnesAttach) {
-    const Log log;
+    const kvasir::testing::LogCapture log;
     const auto other = must(crypto::KeyPair::generate(), "key");
     EXPECT_EQ(refused(node_, token(market_, node_, 1h)), Errc::kCount_);
     EXPECT_EQ(refused(node_, ""), Errc::kDenied);
@@ -379,10 +351,10 @@ TEST_F(LiveTokens, RevokedRenewedAndExpiredOnALiveConnection) {
     ASSERT_TRUE(renewed);
     EXPECT_EQ(renewed->header.request_id, 9u);
     EXPECT_GT(wire::decode_attached(renewed->payload)->token_left_ms, 900000u);
-    relay_->revoke(5);  // no longer its serial
+    relay_->revoke({5});  // no longer its serial
     node.say(make_frame(FrameType::kPing, 0, 1, Bytes(8, 1)));
     EXPECT_TRUE(node.next(FrameType::kPong));
-    relay_->revoke(6);
+    relay_->revoke({9, 6});
     const auto error = node.next(FrameType::kError);
     ASSERT_TRUE(error);
     EXPECT_EQ(Node::error_of(*error).code, Errc::kRevoked);
@@ -573,13 +545,13 @@ TEST(Relay, NobodyIsTakenWhileItDrains) {
 }
 
 TEST(Address, OneOfIPv4OrA64OfIPv6) {
-    EXPECT_EQ(address_key("192.0.2.7:1234"), "192.0.2.7");
-    EXPECT_EQ(address_key("[2001:db8:1:2:3:4:5:6]:1"), "2001:db8:1:2::/64");
-    EXPECT_EQ(address_key("[2001:db8:1:2:ffff::1]:9"), "2001:db8:1:2::/64");
-    EXPECT_NE(address_key("[2001:db8:1:3::1]:9"), "2001:db8:1:2::/64");
-    EXPECT_EQ(address_key("[fe80::1%eth0]:9"), "fe80::/64");
-    EXPECT_EQ(address_key("[nonsense]:9"), "nonsense");
-    EXPECT_EQ(address_key(""), "");
+    EXPECT_EQ(net::peer_key("192.0.2.7:1234"), "192.0.2.7");
+    EXPECT_EQ(net::peer_key("[2001:db8:1:2:3:4:5:6]:1"), "2001:db8:1:2::/64");
+    EXPECT_EQ(net::peer_key("[2001:db8:1:2:ffff::1]:9"), "2001:db8:1:2::/64");
+    EXPECT_NE(net::peer_key("[2001:db8:1:3::1]:9"), "2001:db8:1:2::/64");
+    EXPECT_EQ(net::peer_key("[fe80::1%eth0]:9"), "fe80::/64");
+    EXPECT_EQ(net::peer_key("[nonsense]:9"), "nonsense");
+    EXPECT_EQ(net::peer_key(""), "");
 }
 
 }  // namespace

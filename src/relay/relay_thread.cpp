@@ -11,7 +11,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "relay/address.hpp"
+#include "net/address_key.hpp"
 #include "relay/relay_impl.hpp"
 
 namespace kvasir::relay {
@@ -126,7 +126,7 @@ void RelayImpl::run_posted() {
 void RelayImpl::adopt(MessageStream stream, const std::string& peer) {
     if (stopping_.load() || stream.closed()) return;
     const ConnectionId id{++last_id_};
-    Opened opened{id, address_key(peer), {}};
+    Opened opened{id, net::peer_key(peer), {}};
     if (::getrandom(opened.nonce.data(), opened.nonce.size(), 0) !=
         static_cast<ssize_t>(opened.nonce.size())) {
         return log(LogLevel::kError, "relay", "event=no_random conn=" + std::to_string(id.value));

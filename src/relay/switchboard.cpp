@@ -23,6 +23,7 @@ bool belongs_to_the_relay(FrameType type) {
 
 constexpr size_t kPingBytesMax = 64;
 constexpr double kRenewCost = 20;  // of talk: a signature is checked
+constexpr uint64_t kPongsOwedMax = 10000;
 
 }  // namespace
 
@@ -101,8 +102,8 @@ bool Switchboard::take_talk(Connection& from, const wire::FrameHeader& header, T
     if (!is_renew && header.type != FrameType::kPing && header.type != FrameType::kPong)
         return true;
     if (header.peer != 0 && from.role == Role::kBackbone) return true;
-    // An answer is not its sender's doing. Of all who asked together: one that has left meanwhile
-    // is answered, too.
+    // An answer is not its sender's doing. Counted over all who asked, not for each: the answer to
+    // one that has left meanwhile is an answer, too.
     if (header.peer != 0 && header.type == FrameType::kPong && from.pongs_owed > 0) {
         --from.pongs_owed;
         return true;
@@ -175,7 +176,8 @@ void Switchboard::route(Connection& from, const wire::FrameView& frame, uint64_t
         ++counters_.frames_forwarded;
         counters_.bytes_forwarded += bytes;
         actions_->push_back(Forward{from.id, to->id, peer->handle});
-        if (frame.header.type == FrameType::kPing) ++to->pongs_owed;
+        if (frame.header.type == FrameType::kPing && to->pongs_owed < kPongsOwedMax)
+            ++to->pongs_owed;
         if (resumed_for != nullptr) to->waiting_since = now;
         add_queued(*to, bytes, now);
         if (resumed_for != nullptr) settle(*to, now);

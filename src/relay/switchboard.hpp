@@ -113,7 +113,7 @@ struct Drain {
     std::string url;         // where to; empty: here
 };
 struct Revoke {
-    uint64_t serial = 0;
+    std::vector<uint64_t> serials;  // ascending
 };
 using Event = std::variant<Opened, Message, Heard, Unsent, Closed, Tick, Drain, Revoke>;
 

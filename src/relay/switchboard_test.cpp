@@ -836,14 +836,14 @@ TEST(Tokens, ARevokedOneIsCutAtOnce) {
     FakeRelay relay;
     const auto backbone = relay.attach(1, Role::kBackbone, "1 5 3000");
     const auto worker = relay.attach(2, Role::kWorker, "1 6 3000");
-    relay.event(Revoke{6});
+    relay.event(Revoke{{4, 6, 9}});
     EXPECT_TRUE(relay.lines[worker].closed);
     EXPECT_EQ(only_error(relay, worker), Errc::kRevoked);
     EXPECT_FALSE(relay.lines[backbone].closed);
     const auto down = relay.taken(backbone, FrameType::kPeerDown);
     ASSERT_EQ(down.size(), 1u);
     EXPECT_EQ(wire::decode_peer_down(down[0].payload)->code, errc_info(Errc::kRevoked).wire_code);
-    relay.event(Revoke{0});  // "no token" is not a serial
+    relay.event(Revoke{{0}});  // "no token" is not a serial
     EXPECT_FALSE(relay.lines[backbone].closed);
 }
 

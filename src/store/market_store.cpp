@@ -49,8 +49,8 @@ constexpr std::array kMigrations = {
 };
 
 constexpr int64_t kKeptSeconds = 7 * 86400;  // what expired before that is deleted
-// Within so long, and that part of its life, a node's last token is its next one.
-constexpr int64_t kSameTokenSeconds = 60;
+// Who asks again within this part of a token's life gets the last one again: a node has few that
+// are good.
 constexpr int64_t kSameTokenPart = 20;
 
 tl::unexpected<Error> revoked_error() {
@@ -67,15 +67,14 @@ long long next_number(soci::session& sql, const std::string& counter) {
 
 TokenMade make_token(soci::session& sql, const std::string& node, long long now,
                      long long expires) {
-    const long long since =
-        expires - std::min<long long>(kSameTokenSeconds, (expires - now) / kSameTokenPart);
-    long long serial = 0, before = 0;
+    const long long expires_least = expires - (expires - now) / kSameTokenPart;
+    long long serial = 0, last_expires = 0;
     sql << "SELECT serial, expires FROM tokens WHERE node = :n AND revoked = 0 AND "
-           "expires BETWEEN :since AND :e ORDER BY expires DESC, serial DESC LIMIT 1",
-        use(node), use(since), use(expires), into(serial), into(before);
-    if (sql.got_data()) return {static_cast<uint64_t>(serial), before};
-    const long long old = now - kKeptSeconds;
-    sql << "DELETE FROM tokens WHERE expires < :before", use(old);
+           "expires BETWEEN :least AND :e ORDER BY expires DESC, serial DESC LIMIT 1",
+        use(node), use(expires_least), use(expires), into(serial), into(last_expires);
+    if (sql.got_data()) return {static_cast<uint64_t>(serial), last_expires};
+    const long long before = now - kKeptSeconds;
+    sql << "DELETE FROM tokens WHERE expires < :before", use(before);
     serial = next_number(sql, "token_serial");
     sql << "INSERT INTO tokens (serial, node, expires, revoked) VALUES (:s, :n, :e, 0)",
         use(serial), use(node), use(expires);
@@ -224,13 +223,13 @@ public:
         const std::string model = to_hex(model_id);
         StoredState out;
         Status ok = transact([&](soci::session& sql) -> Status {
-            const long long now = now_s, before = now_s - kKeptSeconds;
+            const long long before = now_s - kKeptSeconds;
             model_ = model;
             sql << "DELETE FROM leases WHERE model <> :model", use(model);
             sql << "DELETE FROM tokens WHERE expires < :before", use(before);
             sql << "DELETE FROM invites WHERE expires < :before", use(before);
             out.nodes = read_nodes(sql);
-            out.tokens_revoked = read_tokens_revoked(sql, now);
+            out.tokens_revoked = read_tokens_revoked(sql, before);
             out.leases = read_leases(sql);
             long long last = 0;
             sql << "SELECT value FROM counters WHERE name = 'lease_id'", into(last);

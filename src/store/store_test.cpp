@@ -139,14 +139,14 @@ TEST(MarketStore, ATokenAskedForAgainAtOnceIsTheSame) {
     const auto first = store->add_token(node(1), 2000, 2000 + 3600);
     ASSERT_TRUE(first);
     EXPECT_EQ(first->expires, 5600);
-    const auto soon = store->add_token(node(1), 2060, 2060 + 3600);
+    const auto soon = store->add_token(node(1), 2180, 2180 + 3600);
     EXPECT_EQ(soon->serial, first->serial);
     EXPECT_EQ(soon->expires, 5600);  // as the row says
-    EXPECT_NE(store->add_token(node(2), 2060, 2060 + 3600)->serial, first->serial);
-    const auto later = store->add_token(node(1), 2061, 2061 + 3600);
+    EXPECT_NE(store->add_token(node(2), 2180, 2180 + 3600)->serial, first->serial);
+    const auto later = store->add_token(node(1), 2181, 2181 + 3600);
     EXPECT_GT(later->serial, first->serial);
-    EXPECT_EQ(later->expires, 5661);
-    // Of a short life, a twentieth. One that lasts longer than is wanted now is not given.
+    EXPECT_EQ(later->expires, 5781);
+    // Of a short life, too. One that lasts longer than is wanted now is not given.
     const auto brief = store->add_token(node(1), 3000, 3000 + 100);
     EXPECT_GT(brief->serial, later->serial);
     EXPECT_EQ(store->add_token(node(1), 3005, 3005 + 100)->serial, brief->serial);
@@ -248,7 +248,7 @@ TEST(MarketStore, RevokedStaysRevoked) {
     ASSERT_EQ(state->tokens_revoked.size(), 2U);
     EXPECT_EQ(state->tokens_revoked[0].serial, serial);
     // Tokens that ran out are no longer of interest.
-    EXPECT_TRUE(store->load(digest(9), 6000)->tokens_revoked.empty());
+    EXPECT_TRUE(store->load(digest(9), 5601 + 7 * 86400)->tokens_revoked.empty());
 }
 
 TEST(MarketStore, AFullQueueIsBusyAndNothingIsHalfDone) {

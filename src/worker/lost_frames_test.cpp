@@ -12,29 +12,12 @@
 #include <thread>
 #include <vector>
 
-#include "engine/engine_testing.hpp"
-#include "worker/worker.hpp"
+#include "worker/worker_testing.hpp"
 
 namespace kvasir::worker {
 namespace {
 
-using namespace std::chrono_literals;
-namespace toy = engine::testing;
-using wire::FrameType;
-
-const Holding& toy_holding() {
-    static const toy::Folder folder;
-    static const auto holding = [] {
-        HoldingOptions options;
-        options.model_path = toy::write_toy(folder, "toy.gguf", toy::toy_spec());
-        options.experts = "0:0-3";
-        options.cache_dir = folder / "cache";
-        auto opened = Holding::open(options);
-        KVASIR_CHECK(opened.has_value());
-        return std::move(*opened);
-    }();
-    return *holding;
-}
+using namespace testing;
 
 net::Deadline in_time() {
     return net::Clock::now() + 20s;

@@ -197,7 +197,8 @@ private:
 // address given.
 TEST(RelayedWorker, WorksOnThenGoesWhereARelayThatStopsSays) {
     Relay home, next;
-    Running worker(home);
+    // The next request must come before a worker that leaves finds it quiet.
+    Running worker(home, [](WorkerOptions& options) { options.drain_quiet = 2000ms; });
     auto old = home.attached();
     ASSERT_TRUE(old && old->peer_up() && old->welcome() && old->program());
     ASSERT_TRUE(old->move(1000ms, next.url()));
@@ -311,8 +312,8 @@ TEST(RelayedWorker, ABackbonesErrorOnlyPausesThatBackbone) {
             if (i == 1) {
                 ASSERT_TRUE(relay->welcome());  // welcomed and dropped is no better
             }
-            ASSERT_TRUE(relay->refuse(code));
             const auto refused = net::Clock::now();
+            ASSERT_TRUE(relay->refuse(code));
             if (i == 0) {
                 ASSERT_TRUE(relay->peer_up(6) && relay->welcome(6) && relay->program(6));
                 ASSERT_TRUE(relay->compute(1, 6)) << "the other one is served";
@@ -347,9 +348,9 @@ TEST(RelayedWorker, AWelcomeOfAnotherVersionOnlyPausesThatBackbone) {
 TEST(RelayedWorker, PingsWhenItHearsNothingAndStaysWhileItIsAnswered) {
     Relay home;
     Running worker(home, [](WorkerOptions& options) { options.silence_max = 2500ms; });
+    const auto begin = net::Clock::now();
     auto relay = home.attached(1000ms);
     ASSERT_TRUE(relay);
-    const auto begin = net::Clock::now();
     auto last = begin;
     while (net::Clock::now() - begin < 4s) {
         ASSERT_EQ(static_cast<int>(relay->next().type), static_cast<int>(FrameType::kPing));
@@ -364,9 +365,9 @@ TEST(RelayedWorker, PingsWhenItHearsNothingAndStaysWhileItIsAnswered) {
 TEST(RelayedWorker, LeavesALineThatIsSilentInOneDirection) {
     Relay home;
     Running worker(home, [](WorkerOptions& options) { options.silence_max = 2500ms; });
+    const auto begin = net::Clock::now();
     auto relay = home.attached(1000ms);
     ASSERT_TRUE(relay);
-    const auto begin = net::Clock::now();
     size_t pings = 0;
     while (relay->next().type == FrameType::kPing) ++pings;
     EXPECT_TRUE(relay->closed());

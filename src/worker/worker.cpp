@@ -115,7 +115,7 @@ Status Worker::run() {
     auto wait = options_.pause_first;
     access::Route* const route = options_.attach ? options_.attach->route.get() : nullptr;
     while (!stopping_.load()) {
-        // Where a MOVE led nobody's word is final: the configured relay is asked again.
+        // Where a MOVE led, nobody's word is final: the configured relay is asked again.
         const bool is_at_home = route == nullptr || route->at_home();
         auto stream = join();
         const auto joined = net::Clock::now();
@@ -156,7 +156,13 @@ void Worker::look_for_reason(net::MessageStream& stream, Error& error) const {
         auto message = stream.try_receive();
         if (!message) return;
         if (!*message && !stream.may_have_more()) return;
-        if (!*message) continue;
+        if (!*message) {  // the rest of it is on its way
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - net::Clock::now());
+            pollfd ready{stream.fd(), POLLIN, 0};
+            if (::poll(&ready, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) <= 0)
+                return;
+            continue;
+        }
         auto frame = wire::decode_frame(**message);
         if (!frame) return;
         const wire::FrameHeader& header = frame->header;
@@ -404,7 +410,7 @@ Status Worker::answer_peer(net::MessageStream& stream, const wire::FrameView& fr
     if (found == peers_.end() || !found->second.said_hello) return {};  // it has just left
     Peer& peer = found->second;
     if (frame.header.type == wire::FrameType::kWelcome) {
-        Status ok = on_welcome(frame);
+        Status ok = peer.welcomed ? fail(Errc::kProtocol, "a second WELCOME") : on_welcome(frame);
         if (!ok) {
             pause_peer(peer, ok.error());
             return {};
