@@ -165,9 +165,6 @@ TEST(Lifetimes, FlagsOutOfBoundsAreNamed) {
             EXPECT_THAT(outcome.err, HasSubstr(flag));
         }
     }
-    const Outcome elsewhere = kvasir({"market", "-m", demo_model(), "--plain", "--relay-url",
-                                      "ws://127.0.0.1:1", "--per-address", "5"});
-    EXPECT_EQ(elsewhere.exit_code, 2) << elsewhere.err;
 }
 
 TEST(Lifetimes, OneAddressGetsAsManyConnectionsAsTheMarketSays) {
