@@ -3,6 +3,7 @@
 #include "net/tls_identity_testing.hpp"
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 
 namespace kvasir::net {
@@ -44,6 +45,19 @@ protected:
         return serve_file(request, "ok");
     };
 };
+
+// Secrets may go to this machine without TLS: not by way of another one.
+TEST_F(CallTest, WhatIsOnThisMachineIsAskedWithoutAProxy) {
+    TestOrigin origin(serve_);
+    ASSERT_EQ(::setenv("http_proxy", "http://127.0.0.1:1", 1), 0);
+    const auto here = call(get(origin.url("/a")));
+    const auto elsewhere = call(get("http://host.invalid/a"));
+    ::unsetenv("http_proxy");
+    EXPECT_TRUE(here) << here.error().detail;
+    ASSERT_FALSE(elsewhere);  // there is no such proxy, and it was asked
+    EXPECT_NE(elsewhere.error().detail.find("port 1 "), std::string::npos)
+        << elsewhere.error().detail;
+}
 
 TEST_F(CallTest, WhatIsSentAndWhatComesBack) {
     TestOrigin origin([](const OriginRequest& request) {
