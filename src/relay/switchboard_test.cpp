@@ -382,6 +382,26 @@ TEST(Routing, AnswersToABackbonesPingsEndNobody) {
     EXPECT_EQ(relay.board.counters().cut_protocol, 1u);
 }
 
+TEST(Routing, PongsCannotBeSavedUpWithoutEnd) {
+    SwitchboardOptions options;
+    options.talk_burst = 100;
+    options.talk_per_second = 10;
+    FakeRelay relay(options);
+    const PairOf pair(relay);
+    for (int i = 0; i < 12000; ++i) {
+        relay.say(pair.backbone, make_frame(FrameType::kPing, pair.to_worker, 0, Bytes(8, 1)));
+        if (i % 1000 == 999) (void)relay.taken(pair.worker, FrameType::kPing);
+    }
+    const Bytes pong = make_frame(FrameType::kPong, pair.to_backbone, 0, Bytes(8, 1));
+    for (int i = 0; i < 10000 + 100; ++i) {
+        relay.say(pair.worker, pong);
+        if (i % 1000 == 999) (void)relay.taken(pair.backbone, FrameType::kPong);
+    }
+    EXPECT_FALSE(relay.lines[pair.worker].closed);
+    relay.say(pair.worker, pong);
+    EXPECT_TRUE(relay.lines[pair.worker].closed);
+}
+
 // A PING that a full worker cannot be given is told by its number: without one it would be the
 // worker's own ERROR.
 TEST(Routing, APingThatIsNotDeliveredIsToldByItsNumber) {

@@ -299,6 +299,19 @@ TEST(RelayedWorker, ComesBackToTheSameRelayAtARandomMoment) {
 
 // ---- backbones that do not want it ----
 
+// A backbone that says WELCOME on and on would fill the log.
+TEST(RelayedWorker, ASecondWelcomePausesThatBackbone) {
+    Relay home;
+    Running worker(home);
+    auto relay = home.attached();
+    ASSERT_TRUE(relay && relay->peer_up() && relay->welcome() && relay->program());
+    const auto again = net::Clock::now();
+    ASSERT_TRUE(relay->welcome());
+    ASSERT_TRUE(relay->expect(FrameType::kHello));
+    EXPECT_GE(net::Clock::now() - again, 900ms);
+    EXPECT_TRUE(relay->welcome() && relay->program()) << "it may begin anew";
+}
+
 // Whatever one says, the others are served, and it is asked again later and later.
 TEST(RelayedWorker, ABackbonesErrorOnlyPausesThatBackbone) {
     for (const Errc code : {Errc::kVersion, Errc::kMismatch, Errc::kRevoked}) {
