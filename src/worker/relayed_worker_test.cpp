@@ -14,6 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include <poll.h>
+
+#include "base/log.hpp"
 #include "crypto/keys.hpp"
 #include "wire/attach.hpp"
 #include "worker/worker_testing.hpp"
@@ -295,6 +298,30 @@ TEST(RelayedWorker, ComesBackToTheSameRelayAtARandomMoment) {
     EXPECT_LT(least, kWithin);
     EXPECT_GT(most - least, 50ms) << "all after the same pause";
     EXPECT_FALSE(worker.done());
+}
+
+// A phone may fall asleep in the very moment in which it says that it is attached.
+TEST(RelayedWorker, ASleepThatBeginsWithTheConnectionIsNoticed) {
+    static std::atomic<bool> is_first;
+    is_first = true;
+    Relay home;
+    set_log_sink(
+        [](LogLevel, std::string_view, std::string_view line) {
+            if (!line.starts_with("attached to") || !is_first.exchange(false)) return;
+            // Neither waiting for the relay nor computing, like a process that is stopped.
+            const auto until = net::Clock::now() + 1500ms;
+            ::poll(nullptr, 0, 1500);
+            KVASIR_CHECK(net::Clock::now() >= until);
+        },
+        LogLevel::kInfo);
+    {
+        Running worker(home, [](WorkerOptions& options) { options.sleep_max = 500ms; });
+        auto asleep = home.attached();
+        EXPECT_TRUE(asleep);
+        auto awake = home.attached();
+        EXPECT_TRUE(awake && awake->peer_up() && awake->welcome()) << "it connects anew";
+    }
+    set_log_sink(nullptr, LogLevel::kInfo);
 }
 
 // ---- backbones that do not want it ----

@@ -232,6 +232,7 @@ Result<net::MessageStream> Worker::join_hub() {
     }
     if (frame->header.type != wire::FrameType::kWelcome)
         return fail(Errc::kProtocol, "expected WELCOME");
+    watch_from_now();
     if (Status ok = on_welcome(*frame); !ok) return tl::unexpected(ok.error());
     return stream;
 }
@@ -264,6 +265,7 @@ Result<net::MessageStream> Worker::attach() {
     if (!attachment) return tl::unexpected(attachment.error());
     ping_interval_ = std::clamp<std::chrono::milliseconds>(
         std::chrono::milliseconds(attachment->attached.ping_interval_ms), 1s, 60s);
+    watch_from_now();
     log(LogLevel::kInfo, "worker", "attached to " + access::to_string(relay->endpoint));
     return std::move(attachment->stream);
 }
@@ -276,8 +278,6 @@ Status Worker::serve(net::MessageStream& stream) {
     auto last_request = net::Clock::now();
     net::Deadline drain_end{};
     bool draining = false;
-    watch_ = SleepWatch(options_.sleep_max);
-    (void)watch_.check(boot_time(), process_cpu_time(), 0ns);
     for (;;) {
         // Before the next request: a busy backbone must not put the end off for ever.
         const bool is_over = stopping_.load() || net::Clock::now() >= leave_at();
@@ -341,6 +341,12 @@ Status Worker::wait(net::MessageStream& stream, net::Deadline until, bool draini
         token.swap(token_);
     }
     return token.empty() ? Status() : stream.enqueue(wire::encode_renew(token, 1));
+}
+
+// A sleep counts from the moment that there is a connection, and before anybody is told of it.
+void Worker::watch_from_now() {
+    watch_ = SleepWatch(options_.sleep_max);
+    (void)watch_.check(boot_time(), process_cpu_time(), 0ns);
 }
 
 Status Worker::check_awake(std::chrono::nanoseconds waited) {

@@ -103,6 +103,7 @@ private:
     void pause_peer(Peer& peer, const Error& reason);
     net::Deadline leave_at() const;  // what a relay that stops asked for
     Status wait(net::MessageStream& stream, net::Deadline until, bool draining);
+    void watch_from_now();
     Status check_awake(std::chrono::nanoseconds waited);
     Answer compute(std::span<const uint8_t> message, Speaker speaker);
     Status say_hello(net::MessageStream& stream);
