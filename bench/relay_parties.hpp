@@ -31,6 +31,7 @@ using namespace kvasir::relay::testing;
 
 constexpr size_t kSmall = 4096;
 constexpr size_t kBulkFrame = 256 << 10;
+constexpr size_t kFloodPiece = 16 << 10;
 constexpr auto kPatience = milliseconds(60000);
 
 inline void require(bool condition, const char* what) {
@@ -263,8 +264,13 @@ struct HostilePair {
 };
 
 // Sends as fast as the line takes it, and reads as fast as it comes. Ends with the connection.
+// In small pieces: many kernels let nobody else run until a system call is over, however urgent.
 inline void flood(net::MessageStream& source, net::MessageStream& sink, const Bytes& frame,
                   const Tally& tally) {
+    net::MessageLimits limits;
+    limits.receive_bytes_per_call = limits.send_bytes_per_call = kFloodPiece;
+    source.set_limits(limits);
+    sink.set_limits(limits);
     while (true) {
         if (!source.wants_write()) (void)source.enqueue(frame);
         (void)source.flush();

@@ -362,6 +362,28 @@ TEST_F(MarketTest, OnlyTheOperatorOperates) {
     EXPECT_EQ(db.find(secret), std::string::npos);
 }
 
+// A relay's clock may be an hour behind: until then it would let an expired token in.
+TEST_F(MarketTest, ARevokedTokenIsListedForAnHourAfterItExpired) {
+    open();
+    Node node(handler_);
+    ASSERT_EQ(node.enroll(*market_->make_invite(1, 1h)).status, 200);
+    const uint64_t serial = market_->open_token(node.token)->serial;
+    ASSERT_TRUE(market_->revoke(node.key().public_key()));
+    const auto listed = [this] {
+        const Reply reply = send("GET", "/api/v1/revocations");
+        const auto list = crypto::open_revocations(reply.body, market_->key());
+        EXPECT_TRUE(list);
+        return list ? list->serials : std::vector<uint64_t>{};
+    };
+    clock_.pass(options_.token_life + 59min);
+    EXPECT_EQ(listed(), std::vector<uint64_t>{serial});
+    clock_.pass(2min);
+    EXPECT_TRUE(listed().empty());
+    clock_.steady_ms += 2000;
+    clock_.wall_s -= 600;  // set back: nothing was forgotten
+    EXPECT_EQ(listed(), std::vector<uint64_t>{serial});
+}
+
 TEST_F(MarketTest, InvitesCarryThePinOfTheServer) {
     Sha256 pin = {};
     pin[5] = 7;
