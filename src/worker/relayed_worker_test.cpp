@@ -98,7 +98,7 @@ TEST(RelayedWorker, AWelcomeOfAnotherVersionOnlyPausesThatBackbone) {
 TEST(RelayedWorker, PingsWhenItHearsNothingAndStaysWhileItIsAnswered) {
     Relay home;
     constexpr auto kPing = 1000ms;
-    constexpr auto kSilence = 5000ms;
+    constexpr auto kSilence = 4000ms;
     Running worker(home, [=](WorkerOptions& options) { options.silence_max = kSilence; });
     const auto begin = net::Clock::now();
     auto relay = home.attached(kPing);
@@ -115,7 +115,7 @@ TEST(RelayedWorker, PingsWhenItHearsNothingAndStaysWhileItIsAnswered) {
 // A relay that wants few pings must not be taken for a dead one.
 TEST(RelayedWorker, PingsBeforeItTakesARelayForDead) {
     Relay home;
-    Running worker(home, [](WorkerOptions& options) { options.silence_max = 6000ms; });
+    Running worker(home, [](WorkerOptions& options) { options.silence_max = 4000ms; });
     auto relay = home.attached(60s);
     ASSERT_TRUE(relay);
     EXPECT_EQ(static_cast<int>(relay->next(20s).type), static_cast<int>(FrameType::kPing));

@@ -118,7 +118,7 @@ TEST(RelayedWorker, ComesHomeFromWhereNobodyIs) {
 
 TEST(RelayedWorker, StaysWhereItWentWhileABackboneIsThere) {
     Relay home, next;
-    constexpr auto kAlone = 2000ms;
+    constexpr auto kAlone = 1500ms;
     Running worker(home, {}, kAlone);
     auto old = home.attached();
     ASSERT_TRUE(old && old->move(1ms, next.url()));
