@@ -22,8 +22,12 @@ std::string to_string(const net::Endpoint& endpoint) {
     return (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(endpoint.port);
 }
 
-Route::Route(RelayAddress home, TlsFor tls_for, uint32_t seed)
-    : home_(std::move(home)), tls_for_(std::move(tls_for)), random_(seed) {}
+Route::Route(RelayAddress home, TlsFor tls_for, uint32_t seed, milliseconds alone_first)
+    : home_(std::move(home)),
+      tls_for_(std::move(tls_for)),
+      alone_first_(alone_first),
+      random_(seed),
+      alone_(alone_first) {}
 
 Result<RelayAddress> Route::address() {
     if (!is_away_) return home_;
@@ -38,6 +42,7 @@ Result<RelayAddress> Route::address() {
 void Route::on_attached(net::Deadline now) {
     attached_at_ = now;
     moving_.reset();
+    alone_until_ = net::Deadline::max();
     if (!is_away_) away_.reset();
 }
 
@@ -71,17 +76,35 @@ Status Route::on_move(const wire::Move& move, net::Deadline now) {
     const bool stays = (moving.is_away ? moving.away->endpoint : home_.endpoint) != endpoint();
     moving.dial_at = now + part_of(std::min(within, stays ? kStayMax : kAwayMax), moving.part);
     moving.leave_at = stays ? moving.dial_at : now;
+    moving.within = std::min(within, kStayMax);
     moving_ = std::move(moving);
     return usable;
 }
 
+void Route::on_company(bool has_company, net::Deadline now) {
+    if (has_company) alone_ = alone_first_;
+    if (has_company || !is_away_) {
+        alone_until_ = net::Deadline::max();
+    } else if (alone_until_ == net::Deadline::max()) {
+        // Not all at once, as ever.
+        const double part = std::uniform_real_distribution<double>(0, 0.5)(random_);
+        alone_until_ = now + alone_ + part_of(alone_, part);
+    }
+}
+
 net::Deadline Route::leave_at() const {
-    return moving_ ? moving_->leave_at : net::Deadline::max();
+    return moving_ ? moving_->leave_at : alone_until_;
 }
 
 Route::End Route::on_end(net::Deadline now) {
     End end;
     end.was_stable = now - attached_at_ >= kStable;
+    if (!moving_ && now >= alone_until_) {
+        is_away_ = false;  // and back, if nobody answers at home
+        alone_ = std::min(alone_ * 2, std::max(alone_first_, kAloneMax));
+        end.pause = milliseconds(0);
+        return end;
+    }
     if (!moving_) {
         if (!end.was_stable) on_failed();
         return end;
@@ -90,6 +113,7 @@ Route::End Route::on_end(net::Deadline now) {
     end.pause = std::clamp(left, milliseconds(0), part_of(kAwayMax, moving_->part));
     away_ = std::move(moving_->away);
     is_away_ = moving_->is_away;
+    alone_ = std::max(alone_first_, moving_->within);
     moving_.reset();
     return end;
 }

@@ -4,8 +4,9 @@
 // only because it said so. The rules: the moment is random, so that thousands of nodes do not come
 // at once; towards another address a node works on until that moment, towards the same address it
 // makes way at once and comes at that moment. An address that fails is tried in turn with the
-// configured one, which, once it answers, is the only one again.
-// Thread: one at a time. Owns: values. Limits: kStayMax, kAwayMax.
+// configured one, which, once it answers, is the only one again. Who has nobody to work with where
+// a MOVE led asks the configured one, too: the others may have met there again.
+// Thread: one at a time. Owns: values. Limits: kStayMax, kAwayMax, kAloneMax.
 #pragma once
 
 #include <algorithm>
@@ -41,9 +42,14 @@ public:
     static constexpr std::chrono::milliseconds kAwayMax = std::chrono::minutes(1);
     // A connection that lasted so long was a good one.
     static constexpr std::chrono::milliseconds kStable = std::chrono::seconds(5);
+    // With nobody to work with a node stays so long where a MOVE led, and up to half as long again;
+    // each time twice as long as the time before.
+    static constexpr std::chrono::milliseconds kAloneFirst = std::chrono::minutes(1);
+    static constexpr std::chrono::milliseconds kAloneMax = std::chrono::minutes(10);
 
     // Without `tls_for` no MOVE leads to a wss:// address.
-    Route(RelayAddress home, TlsFor tls_for, uint32_t seed = std::random_device{}());
+    Route(RelayAddress home, TlsFor tls_for, uint32_t seed = std::random_device{}(),
+          std::chrono::milliseconds alone_first = kAloneFirst);
 
     const RelayAddress& home() const { return home_; }
     bool at_home() const { return !is_away_; }
@@ -58,8 +64,11 @@ public:
     // not used (no address, or without TLS though the configured one has it), and the configured
     // one is dialed in its place.
     Status on_move(const wire::Move& move, net::Deadline now);
+    // Whether anybody to work with is there: once attached, and when that changes.
+    void on_company(bool has_company, net::Deadline now);
     // When to begin to leave the connection; max(): it is not to be left.
     net::Deadline leave_at() const;
+    bool stops() const { return moving_.has_value(); }  // the relay, by MOVE
     struct End {
         // Asked for by MOVE: when to dial next, zero: at once. Else as after any lost connection.
         std::optional<std::chrono::milliseconds> pause;
@@ -81,18 +90,22 @@ private:
         net::Deadline leave_at{};
         net::Deadline dial_at{};
         std::optional<RelayAddress> away;
-        bool is_away = false;  // dials `away`
+        bool is_away = false;                // dials `away`
+        std::chrono::milliseconds within{};  // the others come within that
     };
 
     // Constant after construction.
     const RelayAddress home_;
     const TlsFor tls_for_;
+    const std::chrono::milliseconds alone_first_;
     // State.
     std::mt19937 random_;
     std::optional<RelayAddress> away_;
     bool is_away_ = false;  // away_ is the one to dial
     net::Deadline attached_at_{};
     std::optional<Moving> moving_;
+    std::chrono::milliseconds alone_;                   // the next time alone
+    net::Deadline alone_until_ = net::Deadline::max();  // of the connection
 };
 
 }  // namespace kvasir::access

@@ -147,6 +147,70 @@ TEST(Route, StaysWhereItWentUntilThatFails) {
     EXPECT_EQ(node.dials(), "home:1") << "accepted and dropped at once is a failure";
 }
 
+// Everybody went, and the others have come home since: who is alone asks there, first after a
+// while, then less and less.
+TEST(Route, AsksAtHomeWhereNobodyIs) {
+    std::set<net::Deadline> moments;
+    for (uint32_t seed = 0; seed < 50; ++seed) {
+        Clocked node(seed);
+        node.route.on_attached(node.now);
+        node.route.on_company(false, node.now);
+        EXPECT_EQ(node.route.leave_at(), net::Deadline::max()) << "at home it waits";
+        ASSERT_TRUE(node.move(0ms, "ws://away:2"));
+        (void)node.route.on_end(node.now);
+        milliseconds least = Route::kAloneFirst;
+        for (int i = 0; i < 8; ++i) {
+            node.route.on_attached(node.now);
+            node.route.on_company(false, node.now);
+            EXPECT_FALSE(node.route.stops());
+            const auto leave_at = node.route.leave_at();
+            if (i == 0) moments.insert(leave_at);
+            EXPECT_GE(leave_at, node.now + least);
+            EXPECT_LE(leave_at, node.now + least * 3 / 2);
+            node.now += 1s;
+            node.route.on_company(false, node.now);
+            EXPECT_EQ(node.route.leave_at(), leave_at) << "said again it changes nothing";
+            node.now = leave_at;
+            EXPECT_EQ(node.route.on_end(node.now).pause, 0ms);
+            EXPECT_TRUE(node.route.at_home());
+            node.route.on_failed();  // nobody at home
+            EXPECT_EQ(node.dials(), "away:2");
+            least = std::min(least * 2, Route::kAloneMax);
+        }
+        // With company it stays, and is as patient as at first when it has none again.
+        node.route.on_attached(node.now);
+        node.route.on_company(false, node.now);
+        node.route.on_company(true, node.now);
+        EXPECT_EQ(node.route.leave_at(), net::Deadline::max());
+        node.route.on_company(false, node.now);
+        EXPECT_LE(node.route.leave_at(), node.now + Route::kAloneFirst * 3 / 2);
+        node.now = node.route.leave_at();
+        (void)node.route.on_end(node.now);
+        node.route.on_attached(node.now);  // home is back, and the only one again
+        node.route.on_company(false, node.now);
+        EXPECT_EQ(node.route.leave_at(), net::Deadline::max());
+        node.route.on_failed();
+        EXPECT_TRUE(node.route.at_home());
+    }
+    EXPECT_GT(moments.size(), 30u) << "a thousand nodes must not come at once";
+}
+
+// The others have as long to come as MOVE gave them.
+TEST(Route, WaitsForThoseWhoMoveLater) {
+    Clocked node;
+    node.route.on_attached(node.now);
+    ASSERT_TRUE(node.move(600s, "ws://away:2"));
+    node.now = node.route.leave_at();
+    (void)node.route.on_end(node.now);
+    node.route.on_attached(node.now);
+    node.route.on_company(false, node.now);
+    EXPECT_GE(node.route.leave_at(), node.now + 600s);
+    // Cut off before, it is a lost connection as any.
+    node.now += 6s;
+    EXPECT_FALSE(node.route.on_end(node.now).pause);
+    EXPECT_EQ(node.dials(), "away:2");
+}
+
 // Moved on from there: the same address is that one, and no longer the configured one.
 TEST(Route, TheSameAddressIsTheOneThatIsAttachedTo) {
     Clocked node;

@@ -192,6 +192,7 @@ void Hub::take_relay(Incoming incoming) {
         make_link(tag, Link::Kind::kRelay, std::move(incoming.stream), std::move(incoming.address));
     state.events = std::move(incoming.events);
     state.last_ping = net::Clock::now();
+    tell_company(state);  // none yet
     watch(epoll_.get(), EPOLL_CTL_ADD, fd, tag, 0);
     log(LogLevel::kInfo, "hub", "attached to relay " + state.link->address());
     read_link(tag);
@@ -309,6 +310,8 @@ void Hub::sweep() {
             ++it;
             continue;
         }
+        // What came before its end counts, whoever read it: a MOVE above all.
+        take_control(state);
         if (state.events.on_end) state.events.on_end();
         it = links_.erase(it);
     }

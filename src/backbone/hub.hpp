@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -78,7 +79,9 @@ private:
         std::shared_ptr<Link> link;
         std::map<uint16_t, wire::PeerUp> peers;         // behind a relay
         net::Clock::time_point last_ping{};             // of the relay itself
-        net::Deadline leave_at = net::Deadline::max();  // of a relay that stops
+        net::Deadline leave_at = net::Deadline::max();  // of a relay that is to be left
+        std::optional<bool> has_company;                // as told
+        bool is_moved = false;                          // a MOVE came
         uint32_t renewals = 0;                          // RENEWs sent: the request_id of the newest
         uint64_t hellos_refused = 0;                    // as of link->hellos_refused(), when logged
         RelayEvents events;
@@ -118,6 +121,7 @@ private:
     std::shared_ptr<WorkerSession> session_of(uint64_t link_tag, uint16_t peer) const;
     void tick();
     void tick_links();
+    static void tell_company(LinkState& state);
     void leave_in_time(LinkState& state, net::Clock::time_point now);
     void tick_sessions();
     void sweep();

@@ -139,19 +139,25 @@ Status Hub::on_hello(LinkState& state, uint16_t peer, std::span<const uint8_t> m
     if (Status ok = check_hello(*hello); !ok) return ok;
     if (const auto known = state.peers.find(peer); known != state.peers.end())
         hello->node = node_id(known->second.node);
-    const auto others = sessions();
-    if (others.size() >= options_.limits.sessions_max)
+    std::vector<std::shared_ptr<WorkerSession>> older;
+    size_t others = 0;
+    for (const auto& session : sessions()) {
+        if (!session->open()) continue;
+        if (session->hello().node == hello->node) {
+            older.push_back(session);
+        } else {
+            ++others;
+        }
+    }
+    if (others >= options_.limits.sessions_max)
         return fail(Errc::kBusy, "this backbone has enough workers");
     const uint64_t tag = next_session_++;
     wire::Welcome welcome;
     welcome.generation = tag;
     welcome.ping_interval_ms = static_cast<uint32_t>(options_.limits.ping_interval.count());
     welcome.build = own_build();
-    for (const auto& other : others) {
-        if (other->hello().node == hello->node) {
-            other->close({Errc::kClosed, "replaced by a newer connection of the same node"});
-        }
-    }
+    for (const auto& session : older)
+        session->close({Errc::kClosed, "replaced by a newer connection of the same node"});
     auto session = std::make_shared<WorkerSession>(tag, state.link, peer, std::move(*hello),
                                                    event_.get(), options_.health);
     if (Status ok = session->send(wire::encode_welcome(welcome)); !ok) return ok;
@@ -169,12 +175,16 @@ Status Hub::on_hello(LinkState& state, uint16_t peer, std::span<const uint8_t> m
 // ---- frames that belong to no session ----
 
 void Hub::take_control(LinkState& state) {
+    bool is_told = false;
     for (const auto& message : state.link->take_control()) {
-        if (Status ok = on_control(state, message); !ok) {
+        const Status ok = on_control(state, message);
+        if (ok) continue;
+        const bool is_over = !state.link->open();
+        if (!std::exchange(is_told, true))
             log(LogLevel::kWarn, "hub", state.link->address() + ": " + ok.error().detail);
-            state.link->close(ok.error());
-            return;
-        }
+        if (is_over) continue;  // a MOVE may follow
+        state.link->close(ok.error());
+        return;
     }
 }
 
@@ -189,6 +199,7 @@ Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
             case wire::FrameType::kPing: {
                 auto token = wire::decode_token(frame->payload);
                 if (!token) return tl::unexpected(token.error());
+                if (!state.link->open()) return {};
                 return state.link->send(wire::encode_pong(*token));
             }
             case wire::FrameType::kPong:
@@ -213,6 +224,7 @@ Status Hub::on_control(LinkState& state, std::span<const uint8_t> message) {
     }
     if (!state.peers.contains(peer)) return {};  // its PEER_DOWN crossed what it sent
     if (frame->header.type != wire::FrameType::kHello) return {};  // of a session that has ended
+    if (!state.link->open()) return {};  // what the node has elsewhere may be alive
     Status ok = on_hello(state, peer, message);
     if (ok) return ok;
     if (refusals_.take(net::Clock::now())) {
@@ -232,12 +244,14 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
             auto peer = wire::decode_peer_up(frame.payload);
             if (!peer) return tl::unexpected(peer.error());
             if (peer->role == wire::Role::kWorker) state.peers[peer->handle] = *peer;
+            tell_company(state);
             return {};
         }
         case wire::FrameType::kPeerDown: {
             auto peer = wire::decode_peer_down(frame.payload);
             if (!peer) return tl::unexpected(peer.error());
             state.peers.erase(peer->handle);
+            tell_company(state);
             if (const auto session = session_of(state.link->tag(), peer->handle)) {
                 session->close({Errc::kClosed, "left the relay: " + printable(peer->detail)});
             }
@@ -246,6 +260,7 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
         case wire::FrameType::kMove: {
             auto move = wire::decode_move(frame.payload);
             if (!move) return tl::unexpected(move.error());
+            if (std::exchange(state.is_moved, true)) return {};  // only the first counts
             if (state.events.on_move) state.leave_at = state.events.on_move(*move);
             log(LogLevel::kInfo, "hub",
                 "relay " + state.link->address() + " stops, its nodes go to " +
@@ -264,7 +279,15 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
     }
 }
 
-// Finishes what is under way with the workers behind a relay that stops, then goes.
+// Whether a worker is there, when that changes.
+void Hub::tell_company(LinkState& state) {
+    const bool has_company = !state.peers.empty();
+    if (state.has_company == has_company) return;
+    state.has_company = has_company;
+    if (state.events.on_company) state.leave_at = state.events.on_company(has_company);
+}
+
+// Finishes what is under way with the workers behind a relay that is to be left, then goes.
 void Hub::leave_in_time(LinkState& state, net::Clock::time_point now) {
     if (now < state.leave_at) return;
     for (const auto& session : sessions()) {
@@ -272,7 +295,7 @@ void Hub::leave_in_time(LinkState& state, net::Clock::time_point now) {
     }
     if (state.link->has_pending() && now < state.leave_at + options_.limits.leave_max) return;
     (void)state.link->send(wire::encode_simple(wire::FrameType::kGoodbye));
-    state.link->close({Errc::kClosed, "the relay stops: moving"});
+    state.link->close({Errc::kClosed, "moving to another relay"});
 }
 
 // Nobody waits for the answer to a RENEW that a newer one has overtaken.

@@ -256,6 +256,10 @@ bool Link::has_pending() const {
 
 void Link::add(std::shared_ptr<WorkerSession> session) {
     const std::lock_guard lock(mu_);
+    if (!open()) {  // another thread has just read its end
+        session->end_locked({Errc::kClosed, address_ + " has left"}, nullptr, {});
+        return;
+    }
     sessions_[session->peer()] = std::move(session);
 }
 

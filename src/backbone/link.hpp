@@ -76,7 +76,8 @@ public:
     net::Clock::time_point last_heard() const;
     bool has_pending() const;  // requests that nobody has answered or given up
 
-    // Hub only. A session gets the frames of its peer from now on; one per peer.
+    // Hub only. A session gets the frames of its peer from now on; one per peer. It ends at once
+    // where the link is closed.
     void add(std::shared_ptr<WorkerSession> session);
     // Frames of no session, whole messages in the order they came.
     std::vector<std::vector<uint8_t>> take_control();

@@ -204,6 +204,16 @@ TEST(RelayedLink, APingThatTheRelayCannotDeliverEndsNothing) {
     EXPECT_TRUE(relayed.link().open());
 }
 
+// Another thread reads the end of it while the hub welcomes a worker behind it.
+TEST(RelayedLink, AWorkerThatIsWelcomedTooLateHasEnded) {
+    RelayedLink relayed;
+    relayed.link().close({Errc::kClosed, "gone"});
+    const auto session = relayed.add_session(7);
+    EXPECT_FALSE(session->open());
+    EXPECT_FALSE(session->usable());
+    EXPECT_EQ(session.use_count(), 1) << "the two must not keep each other";
+}
+
 TEST(RelayedLink, ARelayThatFloodsIsLeft) {
     RelayedLink relayed;
     Status ok;

@@ -26,8 +26,9 @@ milliseconds token_left(const wire::Attached& attached) {
 Uplink::Uplink(UplinkOptions options, Adopt adopt)
     : options_(std::move(options)),
       adopt_(std::move(adopt)),
-      state_(std::make_shared<State>(
-          access::Route({options_.endpoint, options_.tls}, options_.tls_for))),
+      state_(
+          std::make_shared<State>(access::Route({options_.endpoint, options_.tls}, options_.tls_for,
+                                                std::random_device{}(), options_.alone_first))),
       thread_([this] { run(); }) {}
 
 Uplink::~Uplink() {
@@ -125,6 +126,11 @@ RelayEvents Uplink::events() const {
         const std::lock_guard lock(state->mu);
         if (Status ok = state->route.on_move(move, net::Clock::now()); !ok)
             log(LogLevel::kWarn, "uplink", "the relay's MOVE: " + ok.error().detail);
+        return state->route.leave_at();
+    };
+    events.on_company = [state = state_](bool has_company) {
+        const std::lock_guard lock(state->mu);
+        state->route.on_company(has_company, net::Clock::now());
         return state->route.leave_at();
     };
     events.on_renewed = [state = state_](Result<milliseconds> left) {

@@ -47,6 +47,8 @@ struct UplinkOptions {
     std::chrono::milliseconds pause_first{200};  // between attempts to attach, or to renew
     std::chrono::milliseconds pause_max{15000};
     std::chrono::milliseconds answer_max{10000};  // of the relay, to a newer token
+    // Without a worker, at a relay that a MOVE led to.
+    std::chrono::milliseconds alone_first = access::Route::kAloneFirst;
 };
 
 // What becomes of a connection that was handed over. Called on the hub's thread; must not block.
@@ -55,6 +57,8 @@ struct RelayEvents {
     std::function<void()> on_end;
     // The relay stops. Returns when the connection is to be left, with nothing under way.
     std::function<net::Deadline(const wire::Move& move)> on_move;
+    // Whether any worker is there: at first, and when that changes. Returns the same.
+    std::function<net::Deadline(bool has_company)> on_company;
     // The answer to a newer token: for how long it is good, or why it was refused.
     std::function<void(Result<std::chrono::milliseconds> left)> on_renewed;
 };

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "access/held_port_testing.hpp"
 #include "backbone/scripted_relay_testing.hpp"
 #include "backbone/swarm_testing.hpp"
 
@@ -32,13 +33,15 @@ Bytes no_answer(const ScriptedRelay::Renewal&) {
 }
 
 // Attached to the relay at that address.
-ToySwarm backbone_of(const std::string& relay) {
+ToySwarm backbone_of(const std::string& relay,
+                     std::chrono::milliseconds alone_first = access::Route::kAloneFirst) {
     const auto key = std::make_shared<const crypto::KeyPair>(*crypto::KeyPair::generate());
     UplinkOptions options;
     options.endpoint = *net::parse_url(relay);
     options.credentials = [key] { return access::Credentials{key, "token", "backbone"}; };
     options.pause_first = 20ms;
     options.pause_max = 40ms;
+    options.alone_first = alone_first;
     return ToySwarm(true, 5000ms, {options});
 }
 
@@ -170,17 +173,22 @@ TEST(UplinkMove, FinishesWhatIsUnderWay) {
 
 // No longer there, or no address at all: the configured one is dialed again.
 TEST(UplinkMove, ComesBackWhenThereIsNobody) {
-    std::string nowhere;
-    {
-        const ScriptedRelay gone(kLong, no_answer);
-        nowhere = gone.url();
-    }
-    for (const std::string& url : {nowhere, std::string("nonsense")}) {
+    const access::testing::HeldPort nowhere;
+    for (const std::string& url : {nowhere.url(), std::string("nonsense")}) {
         SCOPED_TRACE(url);
         ScriptedRelay home(kLong, no_answer, move_to(url, 1ms));
         const ToySwarm backbone = backbone_of(home.url());
         EXPECT_TRUE(eventually([&] { return home.attaches().size() >= 3; }));
     }
+}
+
+// Its workers have gone home since.
+TEST(UplinkMove, ComesHomeFromWhereNobodyIs) {
+    ScriptedRelay next(kLong, no_answer);
+    ScriptedRelay home(kLong, no_answer, move_to(next.url(), 1ms));
+    const ToySwarm backbone = backbone_of(home.url(), 100ms);
+    EXPECT_TRUE(eventually([&] { return home.attaches().size() >= 2; }));
+    EXPECT_TRUE(next.said_goodbye());
 }
 
 // To the same address: it makes way at once, and comes back at moments that differ.

@@ -232,6 +232,33 @@ TEST(AgentRules, AfterASleepTheMarketIsAskedBeforeAttaching) {
     EXPECT_EQ(world.stops, 0);
 }
 
+// W6: a phone that is awake for 5 s and asleep for 60 s, all day. Its leases run out each time; it
+// asks for them before it dials, works, and fetches nothing again.
+TEST(AgentRules, FiveSecondsAwakeAndSixtyAsleepIsWorkEachTime) {
+    World world;
+    world.run(5s);
+    ASSERT_TRUE(world.attached);
+    constexpr int kCycles = 24 * 3600 / 65;
+    int worked = 0;
+    for (int cycle = 1; cycle <= kCycles; ++cycle) {
+        world.now += 60s;
+        world.attached = false;
+        const uint64_t id = 100 + 2 * static_cast<uint64_t>(cycle);
+        world.leases = {{id, kA, 400, 60s}, {id + 1, kB, 400, 60s}};
+        world.deliver(event::AttachAsked{});
+        world.run(5s);
+        ASSERT_FALSE(world.ended);
+        // Only what is its own now is served.
+        const bool is_leased = world.proved == std::vector<uint64_t>{id, id + 1};
+        worked += world.attached && is_leased ? 1 : 0;
+    }
+    EXPECT_EQ(worked, kCycles);
+    EXPECT_EQ(world.fetches, 1);
+    EXPECT_EQ(world.serves, 1);
+    EXPECT_EQ(world.stops, 0);
+    EXPECT_LE(most_calls_in_a_minute(world), 10u);
+}
+
 TEST(AgentRules, ASleepBeyondTheTokensLifeRenewsItFirst) {
     World world;
     world.run(30s);

@@ -107,11 +107,18 @@ std::vector<uint8_t> from_peer(std::vector<uint8_t> frame, uint16_t peer) {
     return frame;
 }
 
-wire::FrameHeader next(net::MessageStream& stream) {
+wire::FrameHeader next_frame(net::MessageStream& stream) {
     const auto message = stream.receive(in_time());
     if (!message) return {};
     const auto frame = wire::decode_frame(*message);
     return frame ? frame->header : wire::FrameHeader{};
+}
+
+// When all of it is at the worker.
+void send_all_and_close(std::unique_ptr<net::MessageStream> stream) {
+    ASSERT_TRUE(stream->flush_until(in_time()));
+    for (int under_way = 1; under_way != 0;)
+        ASSERT_EQ(::ioctl(stream->fd(), SIOCOUTQ, &under_way), 0);
 }
 
 std::vector<uint8_t> backbone_at(uint16_t peer) {
@@ -130,17 +137,13 @@ TEST(LostFrames, TheReasonIsReadAfterASendThatFailed) {
     auto stream = relay.attach();
     ASSERT_TRUE(stream);
     ASSERT_TRUE(stream->enqueue(backbone_at(3)));
-    ASSERT_EQ(next(*stream).type, FrameType::kHello);
+    ASSERT_EQ(next_frame(*stream).type, FrameType::kHello);
     ASSERT_TRUE(stream->enqueue(from_peer(wire::encode_welcome({}), 3)));
     for (uint64_t i = 0; i < 100; ++i)
         ASSERT_TRUE(stream->enqueue(from_peer(wire::encode_ping(i), 3)));
     ASSERT_TRUE(
         stream->enqueue(wire::encode_error({Errc::kRevoked, "the token was taken back"}, 0)));
-    ASSERT_TRUE(stream->flush_until(in_time()));
-    for (int under_way = 1; under_way != 0;) {  // all of it is at the worker
-        ASSERT_EQ(::ioctl(stream->fd(), SIOCOUTQ, &under_way), 0);
-    }
-    stream.reset();
+    send_all_and_close(std::move(stream));
     closed.set_value();
     const Status result = worker.join();
     ASSERT_FALSE(result);
@@ -148,6 +151,25 @@ TEST(LostFrames, TheReasonIsReadAfterASendThatFailed) {
     EXPECT_NE(result.error().detail.find("the relay says: the token was taken back"),
               std::string::npos)
         << result.error().detail;
+}
+
+// Whoever fails to send has not lost what had arrived: where to go, above all.
+TEST(LostFrames, AMoveIsReadAfterASendThatFailed) {
+    Relay relay, next;
+    std::promise<void> closed;
+    const auto until_closed = closed.get_future().share();
+    Running worker(relay.port(), 30s, [until_closed] { until_closed.wait(); });
+    auto stream = relay.attach();
+    ASSERT_TRUE(stream);
+    ASSERT_TRUE(stream->enqueue(backbone_at(3)));
+    ASSERT_EQ(next_frame(*stream).type, FrameType::kHello);
+    for (uint64_t i = 0; i < 100; ++i)
+        ASSERT_TRUE(stream->enqueue(from_peer(wire::encode_ping(i), 3)));
+    ASSERT_TRUE(
+        stream->enqueue(wire::encode_move({1, "ws://127.0.0.1:" + std::to_string(next.port())})));
+    send_all_and_close(std::move(stream));
+    closed.set_value();
+    EXPECT_TRUE(next.attach());
 }
 
 // The HELLO or its WELCOME may be lost on the way; a worker that waits for ever is a ghost.
@@ -158,7 +180,7 @@ TEST(LostFrames, AHelloThatNobodyAnswersIsSaidAgain) {
     ASSERT_TRUE(stream);
     ASSERT_TRUE(stream->enqueue(backbone_at(3)));
     for (int i = 0; i < 3; ++i) {
-        const auto hello = next(*stream);
+        const auto hello = next_frame(*stream);
         ASSERT_EQ(hello.type, FrameType::kHello);
         EXPECT_EQ(hello.peer, 3);
     }
@@ -166,7 +188,7 @@ TEST(LostFrames, AHelloThatNobodyAnswersIsSaidAgain) {
     ASSERT_TRUE(stream->enqueue(from_peer(wire::encode_welcome({}), 3)));
     ASSERT_TRUE(stream->enqueue(from_peer(wire::encode_ping(1), 3)));
     while (true) {
-        const auto type = next(*stream).type;
+        const auto type = next_frame(*stream).type;
         if (type == FrameType::kPong) break;
         ASSERT_EQ(type, FrameType::kHello);
     }

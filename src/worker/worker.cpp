@@ -29,11 +29,6 @@ void drain_event(int event_fd) {
     [[maybe_unused]] const ssize_t got = ::read(event_fd, &count, sizeof(count));
 }
 
-std::string host_name() {
-    char name[256] = {};
-    return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "worker";
-}
-
 int milliseconds_until(net::Deadline deadline) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - net::Clock::now()).count();
@@ -111,7 +106,6 @@ bool Worker::pause(std::chrono::milliseconds time) {
 }
 
 Status Worker::run() {
-    std::mt19937 random(std::random_device{}());
     auto wait = options_.pause_first;
     access::Route* const route = options_.attach ? options_.attach->route.get() : nullptr;
     while (!stopping_.load()) {
@@ -139,7 +133,7 @@ Status Worker::run() {
         // Accepted and dropped at once, again and again, must not become a busy loop for both
         // sides.
         if (stream && net::Clock::now() - joined >= kStableTime) wait = options_.pause_first;
-        const auto next = end.pause_or(wait / 2 + wait * static_cast<int>(random() % 1000) / 1000);
+        const auto next = end.pause_or(wait / 2 + wait * static_cast<int>(random_() % 1000) / 1000);
         if (!end.pause) say_waiting(error.detail);
         log(LogLevel::kInfo, "worker",
             error.detail + "; next try in " + std::to_string(next.count()) + " ms");
@@ -149,7 +143,7 @@ Status Worker::run() {
     return {};
 }
 
-// Nothing can be sent any more: what had arrived before says why, perhaps.
+// Nothing can be sent any more: what had arrived before says why, perhaps, and where to go.
 void Worker::look_for_reason(net::MessageStream& stream, Error& error) const {
     const auto end = net::Clock::now() + 1s;
     while (net::Clock::now() < end) {
@@ -166,8 +160,12 @@ void Worker::look_for_reason(net::MessageStream& stream, Error& error) const {
         auto frame = wire::decode_frame(**message);
         if (!frame) return;
         const wire::FrameHeader& header = frame->header;
-        if (header.type != wire::FrameType::kError || header.peer != 0 || header.request_id != 0)
+        if (header.peer != 0) continue;
+        if (options_.attach && header.type == wire::FrameType::kMove) {
+            (void)on_move(*frame);
             continue;
+        }
+        if (header.type != wire::FrameType::kError || header.request_id != 0) continue;
         auto told = wire::decode_error(frame->payload);
         if (!told) return;
         error = {told->code, (options_.attach ? "the relay says: " : "the backbone says: ") +
@@ -184,92 +182,6 @@ void Worker::say_waiting(const std::string& why) {
                      " answers");
 }
 
-// ---- joining ----
-
-Result<net::MessageStream> Worker::join() {
-    peers_.clear();
-    service_.reset();
-    return options_.attach ? attach() : join_hub();
-}
-
-wire::Hello Worker::hello() const {
-    wire::Hello hello;
-    const engine::Fingerprint print = engine::fingerprint();
-    hello.node = node_;
-    hello.name = options_.name.empty() ? host_name() : options_.name;
-    hello.build = {"kvasir " KVASIR_VERSION, print.engine, print.isa, print.compiler,
-                   print.kernels};
-    hello.model_id = holding_.model_id();
-    hello.threads = options_.threads;
-    hello.rows_max = hello.pairs_max = service_.pairs_max();
-    hello.segments = holding_.segments();
-    return hello;
-}
-
-Result<net::MessageStream> Worker::join_hub() {
-    auto stream = net::dial(endpoint_, {}, {}, options_.tls);
-    if (!stream) return stream;
-    const uint8_t role[] = {static_cast<uint8_t>(wire::Role::kWorker)};
-    if (Status ok = stream->enqueue(role); !ok) return tl::unexpected(ok.error());
-    if (Status ok = stream->enqueue(wire::encode_hello(hello())); !ok)
-        return tl::unexpected(ok.error());
-    const auto deadline = net::Clock::now() + 10s;
-    if (Status ok = stream->flush_until(deadline); !ok) return tl::unexpected(ok.error());
-    auto message = stream->receive(deadline);
-    if (!message) return tl::unexpected(message.error());
-    auto frame = wire::decode_frame(*message);
-    if (!frame) return tl::unexpected(frame.error());
-    if (frame->header.type == wire::FrameType::kError) {
-        auto error = wire::decode_error(frame->payload);
-        if (!error) return tl::unexpected(error.error());
-        return fail(error->code,
-                    "the backbone refused this worker: " + printable(error->detail, 500));
-    }
-    if (frame->header.type == wire::FrameType::kNonce) {
-        return fail(Errc::kDenied, printable(options_.connect) +
-                                       " asks for a token: it is a relay; join its market with "
-                                       "--join");
-    }
-    if (frame->header.type != wire::FrameType::kWelcome)
-        return fail(Errc::kProtocol, "expected WELCOME");
-    watch_from_now();
-    if (Status ok = on_welcome(*frame); !ok) return tl::unexpected(ok.error());
-    return stream;
-}
-
-Status Worker::on_welcome(const wire::FrameView& frame) {
-    auto welcome = wire::decode_welcome(frame.payload);
-    if (!welcome) return tl::unexpected(welcome.error());
-    if (!options_.attach) {
-        ping_interval_ = std::clamp<std::chrono::milliseconds>(
-            std::chrono::milliseconds(welcome->ping_interval_ms), 1s, 60s);
-    }
-    serving_.store(true);
-    told_waiting_ = false;
-    const std::string where =
-        printable(options_.attach ? options_.attach->route->endpoint().host : options_.connect);
-    if (options_.on_line) options_.on_line("joined " + where);
-    log(LogLevel::kInfo, "worker",
-        "joined " + where + " with " + std::to_string(holding_.experts()) + " experts; backbone: " +
-            printable(welcome->build.engine) + ", " + printable(welcome->build.isa));
-    return {};
-}
-
-Result<net::MessageStream> Worker::attach() {
-    auto relay = options_.attach->route->address();
-    if (!relay) return tl::unexpected(relay.error());
-    access::AttachOptions options;
-    options.endpoint = relay->endpoint;
-    options.tls = relay->tls;
-    auto attachment = access::attach(options, options_.attach->credentials());
-    if (!attachment) return tl::unexpected(attachment.error());
-    ping_interval_ = std::clamp<std::chrono::milliseconds>(
-        std::chrono::milliseconds(attachment->attached.ping_interval_ms), 1s, 60s);
-    watch_from_now();
-    log(LogLevel::kInfo, "worker", "attached to " + access::to_string(relay->endpoint));
-    return std::move(attachment->stream);
-}
-
 // ---- serving ----
 
 // Ok: drained after stop(). An error: the connection is gone, or left as the relay wanted.
@@ -277,12 +189,13 @@ Status Worker::serve(net::MessageStream& stream) {
     auto last_ping = net::Clock::now();
     auto last_request = net::Clock::now();
     net::Deadline drain_end{};
-    bool draining = false;
+    draining_ = false;
+    tell_company();  // nobody yet
     for (;;) {
         // Before the next request: a busy backbone must not put the end off for ever.
         const bool is_over = stopping_.load() || net::Clock::now() >= leave_at();
-        if (is_over && !draining) {
-            draining = true;
+        if (is_over && !draining_) {
+            draining_ = true;
             last_request = net::Clock::now();
             drain_end = last_request + options_.drain_max;
             if (Status ok = drain(stream); !ok) return ok;
@@ -293,14 +206,16 @@ Status Worker::serve(net::MessageStream& stream) {
             last_request = net::Clock::now();
             if (Status ok = answer(stream, **message); !ok) return ok;
             if (Status ok = check_awake(0ns); !ok) return ok;
-            if (stream.may_have_more() && (!draining || last_request < drain_end)) continue;
+            if (stream.may_have_more() && (!draining_ || last_request < drain_end)) continue;
         }
         const auto now = net::Clock::now();
-        if (draining && (now >= drain_end || now - last_request >= options_.drain_quiet)) {
+        if (draining_ && (now >= drain_end || now - last_request >= options_.drain_quiet)) {
             (void)stream.enqueue(wire::encode_simple(wire::FrameType::kGoodbye));
             (void)stream.flush_until(now + 1s);
             if (stopping_.load()) return {};
-            return fail(Errc::kClosed, "the relay stops");
+            return fail(Errc::kClosed, options_.attach->route->stops()
+                                           ? "the relay stops"
+                                           : "nobody to work with is at this relay");
         }
         if (now - stream.last_heard() > options_.silence_max)
             return fail(Errc::kTimeout, "nothing heard from the other side");
@@ -310,10 +225,15 @@ Status Worker::serve(net::MessageStream& stream) {
             if (Status ok = stream.enqueue(wire::encode_ping(token)); !ok) return ok;
         }
         const auto ping_at = std::max(last_ping, stream.last_heard()) + ping_interval_;
-        const auto wake_at = draining ? std::min(drain_end, last_request + options_.drain_quiet)
-                                      : std::min(leave_at(), ping_at);
-        if (Status ok = wait(stream, wake_at, draining); !ok) return ok;
+        const auto wake_at = draining_ ? std::min(drain_end, last_request + options_.drain_quiet)
+                                       : std::min(leave_at(), ping_at);
+        if (Status ok = wait(stream, wake_at); !ok) return ok;
     }
+}
+
+// Whether a backbone is there: told again it changes nothing.
+void Worker::tell_company() {
+    if (options_.attach) options_.attach->route->on_company(!peers_.empty(), net::Clock::now());
 }
 
 net::Deadline Worker::leave_at() const {
@@ -321,8 +241,8 @@ net::Deadline Worker::leave_at() const {
 }
 
 // Until a message, stop(), renew(), or `until`; says HELLO where one is due.
-Status Worker::wait(net::MessageStream& stream, net::Deadline until, bool draining) {
-    if (!draining && options_.attach) {
+Status Worker::wait(net::MessageStream& stream, net::Deadline until) {
+    if (!draining_ && options_.attach) {
         if (Status ok = say_hello(stream); !ok) return ok;
         for (const auto& [handle, peer] : peers_) until = std::min(until, peer.hello_at());
     }
@@ -366,12 +286,18 @@ Status Worker::say_hello(net::MessageStream& stream) {
     for (auto& [handle, peer] : peers_) {
         if (now < peer.hello_at()) continue;
         peer.said_hello = true;
-        peer.welcome_by = now + options_.welcome_max;  // the HELLO or its WELCOME may be lost
+        // The HELLO or its WELCOME may be lost.
+        peer.welcome_by = now + with_jitter(options_.welcome_max);
         auto message = wire::encode_hello(hello());
         wire::set_peer(message, handle);
         if (Status ok = send(stream, message); !ok) return ok;
     }
     return {};
+}
+
+// Longer by up to a half: thousands that a backbone had no room for must not come at once.
+std::chrono::milliseconds Worker::with_jitter(std::chrono::milliseconds time) {
+    return time + time * static_cast<int>(random_() % 500) / 1000;
 }
 
 Status Worker::drain(net::MessageStream& stream) {
@@ -444,10 +370,11 @@ void Worker::pause_peer(Peer& peer, const Error& reason) {
     peer.welcomed.reset();
     peer.pause =
         std::clamp<std::chrono::milliseconds>(peer.pause * 2, kHelloPauseFirst, kHelloPauseMax);
-    peer.hello_again = now + peer.pause;
+    const auto pause = with_jitter(peer.pause);
+    peer.hello_again = now + pause;
     log(LogLevel::kWarn, "worker",
         "backbone " + printable(peer.info.name, 40) + ": " + reason.detail + "; HELLO again in " +
-            std::to_string(peer.pause.count()) + " ms");
+            std::to_string(pause.count()) + " ms");
 }
 
 Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView& frame,
@@ -463,25 +390,19 @@ Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView
             peer.info = std::move(*info);
             const uint16_t handle = peer.info.handle;
             peers_.insert_or_assign(handle, std::move(peer));
-            return say_hello(stream);
+            tell_company();
+            return draining_ ? Status() : say_hello(stream);
         }
         case wire::FrameType::kPeerDown: {
             auto info = wire::decode_peer_down(frame.payload);
             if (!info) return tl::unexpected(info.error());
             service_.reset(info->handle);
             peers_.erase(info->handle);
+            tell_company();
             return {};
         }
-        case wire::FrameType::kMove: {
-            auto move = wire::decode_move(frame.payload);
-            if (!move) return tl::unexpected(move.error());
-            if (Status ok = options_.attach->route->on_move(*move, net::Clock::now()); !ok)
-                log(LogLevel::kWarn, "worker", "the relay's MOVE: " + ok.error().detail);
-            log(LogLevel::kInfo, "worker",
-                "the relay stops, its nodes go to " +
-                    (move->url.empty() ? "the same address" : printable(move->url)));
-            return {};
-        }
+        case wire::FrameType::kMove:
+            return on_move(frame);
         case wire::FrameType::kAttached:
             return {};  // the answer to a RENEW
         default: {
@@ -493,6 +414,20 @@ Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView
             return {};
         }
     }
+}
+
+// Only the first of a connection counts, and is logged.
+Status Worker::on_move(const wire::FrameView& frame) const {
+    auto move = wire::decode_move(frame.payload);
+    if (!move) return tl::unexpected(move.error());
+    access::Route& route = *options_.attach->route;
+    if (route.stops()) return {};
+    if (Status ok = route.on_move(*move, net::Clock::now()); !ok)
+        log(LogLevel::kWarn, "worker", "the relay's MOVE: " + ok.error().detail);
+    log(LogLevel::kInfo, "worker",
+        "the relay stops, its nodes go to " +
+            (move->url.empty() ? "the same address" : printable(move->url)));
+    return {};
 }
 
 }  // namespace kvasir::worker

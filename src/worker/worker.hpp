@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
 
 #include "access/access.hpp"
@@ -45,7 +46,7 @@ struct WorkerOptions {
     std::chrono::milliseconds pause_first{100};
     std::chrono::milliseconds pause_max{15000};
     std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone
-    std::chrono::milliseconds welcome_max{30000};  // then HELLO again, behind a relay
+    std::chrono::milliseconds welcome_max{30000};  // and up to half more: HELLO again, by a relay
     std::chrono::milliseconds drain_quiet{300};    // no request for this long ends a drain
     std::chrono::milliseconds drain_max{5000};
     // With `connect`: what people should see: it waits for the backbone, it has joined. Thread:
@@ -101,8 +102,11 @@ private:
     Status on_welcome(const wire::FrameView& frame);
     Status serve(net::MessageStream& stream);
     void pause_peer(Peer& peer, const Error& reason);
-    net::Deadline leave_at() const;  // what a relay that stops asked for
-    Status wait(net::MessageStream& stream, net::Deadline until, bool draining);
+    net::Deadline leave_at() const;  // of the route
+    void tell_company();
+    void ping_in_time();
+    std::chrono::milliseconds with_jitter(std::chrono::milliseconds time);
+    Status wait(net::MessageStream& stream, net::Deadline until);
     void watch_from_now();
     Status check_awake(std::chrono::nanoseconds waited);
     Answer compute(std::span<const uint8_t> message, Speaker speaker);
@@ -113,6 +117,7 @@ private:
                        std::span<const uint8_t> message);
     Status on_server_frame(net::MessageStream& stream, const wire::FrameView& frame,
                            std::span<const uint8_t> message);
+    Status on_move(const wire::FrameView& frame) const;
     Status send(net::MessageStream& stream, std::span<const uint8_t> head,
                 std::span<const uint8_t> body = {});
     bool pause(std::chrono::milliseconds time);  // false when stop() came
@@ -124,6 +129,8 @@ private:
     wire::NodeId node_ = {};
     std::chrono::milliseconds ping_interval_{20000};
     std::map<uint16_t, Peer> peers_;  // of the connection under way
+    bool draining_ = false;           // likewise: it is about to be left
+    std::mt19937 random_{std::random_device{}()};
     std::atomic<bool> stopping_{false};
     std::atomic<bool> serving_{false};
     bool told_waiting_ = false;  // that the backbone does not answer

@@ -5,6 +5,7 @@
 
 #include <csignal>
 
+#include "access/held_port_testing.hpp"
 #include "network_testing.hpp"
 
 namespace kvasir::e2e {
@@ -81,7 +82,9 @@ TEST(Moving, BothSidesMoveInMidText) {
 // The address that the relay names is nobody's: nodes come back to the one that they know.
 TEST(Moving, NodesComeBackWhenNobodyIsThere) {
     const ScratchFolder scratch;
-    Program old = open_relay("127.0.0.1:0", {"--drain-s", "1", "--move-url", "ws://127.0.0.1:1"});
+    // Between its two relays the port must not be somebody else's.
+    const access::testing::HeldPort nowhere, here;
+    Program old = open_relay(here.host_port(), {"--drain-s", "1", "--move-url", nowhere.url()});
     const std::string url = old.word_after("listening on ");
     MarketProgram market(demo_model(), scratch.path("state"), "127.0.0.1:0", {"--relay-url", url});
     Program worker = join_worker(market.url(), market.worker_invite(), "w", scratch.path("w"));
@@ -91,9 +94,9 @@ TEST(Moving, NodesComeBackWhenNobodyIsThere) {
     ASSERT_TRUE(worker.wait_for("joined 127.0.0.1 with")) << worker.err() << backbone.err();
     old.signal(SIGTERM);
     EXPECT_EQ(old.wait(60).exit_code, 0);
-    EXPECT_TRUE(worker.wait_for("127.0.0.1:1: ")) << worker.err();
-    EXPECT_TRUE(backbone.wait_for("relay 127.0.0.1:1: ")) << backbone.err();
-    const Program again = open_relay(host_port(url));
+    EXPECT_TRUE(worker.wait_for(nowhere.host_port() + ": ")) << worker.err();
+    EXPECT_TRUE(backbone.wait_for("relay " + nowhere.host_port() + ": ")) << backbone.err();
+    const Program again = open_relay(here.host_port());
     EXPECT_TRUE(worker.wait_for("joined 127.0.0.1 with", 2)) << worker.err() << backbone.err();
     EXPECT_TRUE(worker.running());
     EXPECT_TRUE(backbone.running());
