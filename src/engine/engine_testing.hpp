@@ -136,12 +136,13 @@ struct Toy {
         return std::move(*mapped);
     }
     std::shared_ptr<const Bank> prepare(ExpertEngine& engine, LayerKey layer,
-                                        const moe::Program& program = swiglu()) const {
+                                        const moe::Program& program = swiglu(),
+                                        kernels::NumericClass numeric = numeric_class()) const {
         const moe::ExpertBank* bank = model.find_bank(layer);
         KVASIR_CHECK(bank != nullptr);
         auto weights = BankWeights::map(*bank, mapping, cpu());
         KVASIR_CHECK(weights.has_value());
-        auto prepared = engine.prepare(*bank, std::move(*weights), program);
+        auto prepared = engine.prepare(*bank, std::move(*weights), program, numeric);
         KVASIR_CHECK(prepared.has_value());
         return *prepared;
     }

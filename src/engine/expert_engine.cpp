@@ -324,7 +324,8 @@ std::string Bank::computed_by() const {
 }
 
 Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* device,
-                                                         uint32_t threads, ComputeWith with) {
+                                                         uint32_t threads, ComputeWith with,
+                                                         const kernels::Kernels* kernels) {
     KVASIR_CHECK(device != nullptr && threads >= 1);
     ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
     if (!backend) {
@@ -335,7 +336,8 @@ Result<std::unique_ptr<ExpertEngine>> ExpertEngine::make(ggml_backend_device* de
     std::unique_ptr<KernelRunner> runner;
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
         pool = set_threads(backend.get(), static_cast<int>(threads));
-        if (with == ComputeWith::kKernels) runner = std::make_unique<KernelRunner>(threads);
+        if (with == ComputeWith::kKernels)
+            runner = std::make_unique<KernelRunner>(threads, kernels);
     }
     return std::unique_ptr<ExpertEngine>(
         new GgmlEngine(device, std::move(backend), pool, std::move(runner)));

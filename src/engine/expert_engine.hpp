@@ -42,6 +42,9 @@ struct PairIn {
 };
 
 class KernelPlan;
+namespace kernels {
+struct Kernels;
+}
 
 // What computes a bank.
 enum class ComputeWith : uint8_t {
@@ -66,9 +69,11 @@ struct Bank {
 
 class ExpertEngine {
 public:
-    // `threads` >= 1. Errors: kEnvironment.
+    // `threads` >= 1. `kernels`: null for the fastest that this processor runs. Errors:
+    // kEnvironment.
     static Result<std::unique_ptr<ExpertEngine>> make(ggml_backend_device* device, uint32_t threads,
-                                                      ComputeWith with = ComputeWith::kKernels);
+                                                      ComputeWith with = ComputeWith::kKernels,
+                                                      const kernels::Kernels* kernels = nullptr);
     virtual ~ExpertEngine() = default;
 
     // Checks the program against the bank's tensors and the device. `numeric`: whose bits the

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -15,7 +16,9 @@
 #include <string>
 #include <tuple>
 
+#include "base/log.hpp"
 #include "engine/engine_testing.hpp"
+#include "engine/kernels/kernels.hpp"
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -30,6 +33,7 @@ using moe::OpKind;
 using moe::Program;
 using moe::SlabPart;
 using moe::SlabRole;
+using ::testing::StartsWith;
 
 constexpr int64_t kIn = 256;
 constexpr int64_t kHidden = 512;
@@ -523,6 +527,56 @@ TEST(Chains, WhatIsValidRuns) {
 }
 
 // ---- nonsense -----------------------------------------------------------------------------------
+
+// A product whose first value is one bit off.
+void off_by_a_bit(uint32_t width, const uint8_t* weights, size_t stride, uint32_t weight_rows,
+                  const kernels::Row* rows, uint32_t row_count, float* out, size_t out_stride) {
+    const kernels::KernelSets sets = kernels::available_kernels();
+    const kernels::Kernels& reference = *sets.begin[sets.count - 1];
+    reference.dot[kernels::index_of(kernels::WeightType::kQ4_K)](
+        width, weights, stride, weight_rows, rows, row_count, out, out_stride);
+    out[0] = std::nextafter(out[0], 1e9f);
+}
+
+std::string g_warning;
+
+// Kernels that do not give the bits of this very ggml are not used, and the log says so.
+TEST(WrongKernels, AreNoticedWhenABankIsPrepared) {
+    Stack stack(GGML_TYPE_Q4_K);
+    const kernels::NumericClass numeric = numeric_class();
+    if (numeric == kernels::NumericClass::kOther) GTEST_SKIP() << "ggml is of another processor";
+    const Program program{{product(SlabRole::kGate, 0)}};
+    const kernels::KernelSets sets = kernels::available_kernels();
+    kernels::Kernels wrong = *sets.begin[sets.count - 1];
+    auto right = ExpertEngine::make(cpu(), 1, ComputeWith::kKernels, &wrong);
+    ASSERT_TRUE(right);
+    EXPECT_THAT(stack.prepare(**right, program)->computed_by(), StartsWith("kernels "));
+    wrong.dot[kernels::index_of(kernels::WeightType::kQ4_K)] = off_by_a_bit;
+    auto engine = ExpertEngine::make(cpu(), 1, ComputeWith::kKernels, &wrong);
+    ASSERT_TRUE(engine);
+    g_warning.clear();
+    set_log_sink([](LogLevel, std::string_view, std::string_view line) { g_warning = line; },
+                 LogLevel::kWarn);
+    const auto bank = stack.prepare(**engine, program);
+    set_log_sink(nullptr, LogLevel::kError);
+    EXPECT_EQ(bank->computed_by(), "ggml: the kernels give other bits than this ggml");
+    EXPECT_EQ(g_warning, "the kernels give other bits than this ggml: not used");
+    // And the answer is ggml's.
+    auto graph = make_engine(1, ComputeWith::kGraph);
+    const auto wanted_bank = stack.prepare(*graph, program);
+    const auto x = random_floats(kIn, 8);
+    const PairIn pair{0, 2};
+    const auto got = (*engine)->compute(*bank, kRowF32, 1, as_bytes(x), {&pair, 1});
+    const auto wanted = graph->compute(*wanted_bank, kRowF32, 1, as_bytes(x), {&pair, 1});
+    ASSERT_TRUE(got && wanted);
+    EXPECT_THAT(*got, ::testing::ElementsAreArray(*wanted));
+    // The other class's bits are not this ggml's to judge: the backbone's challenge does that.
+    const auto other = numeric == kernels::NumericClass::kX86V3 ? kernels::NumericClass::kX86V4
+                                                                : kernels::NumericClass::kX86V3;
+    const auto unjudged = (*engine)->prepare(stack.meta(), stack.weights(), program, other);
+    ASSERT_TRUE(unjudged);
+    EXPECT_THAT((*unjudged)->computed_by(), StartsWith("kernels "));
+}
 
 TEST(BadCalls, AreTypedErrorsAndTheNextCallIsRight) {
     const Stack& stack = stack_of(GGML_TYPE_Q4_K);

@@ -1,4 +1,4 @@
-// Random expert programs: the kernels, by 1 to 4 threads, against a graph of ggml, bit for bit.
+// Random expert programs: the kernels, by 1 to 16 threads, against a graph of ggml, bit for bit.
 #include "engine/kernel_runner.hpp"
 
 #include <gtest/gtest.h>
@@ -249,11 +249,13 @@ void expect_same(const RandomBank& random, const Work& work, uint32_t row_type,
     const auto out = graph.compute(*by_graph, row_type, work.rows, rows, work.pairs);
     ASSERT_TRUE(out) << out.error().detail;
     const std::vector<float> wanted(out->begin(), out->end());
-    for (uint32_t threads = 1; threads <= 4; ++threads) {
+    // Prepared once: that runs a graph of ggml, whose threads spin when they are more than the
+    // cores.
+    const auto bank = random.prepare(engine_of(1, ComputeWith::kKernels));
+    ASSERT_TRUE(bank);
+    ASSERT_TRUE(bank->plan != nullptr) << bank->computed_by();
+    for (uint32_t threads : {1u, 2u, 3u, 4u, 16u}) {
         ExpertEngine& engine = engine_of(threads, ComputeWith::kKernels);
-        const auto bank = random.prepare(engine);
-        ASSERT_TRUE(bank);
-        ASSERT_TRUE(bank->plan != nullptr) << bank->computed_by();
         const auto got = engine.compute(*bank, row_type, work.rows, rows, work.pairs);
         ASSERT_TRUE(got) << got.error().detail;
         ASSERT_EQ(got->size(), wanted.size());
@@ -309,6 +311,71 @@ TEST(KernelRunner, CallsOfAnySizeInAnyOrder) {
         const auto x = testing::random_floats(size_t{work.rows} * bank->shape.input(), 100 + round);
         expect_same(random, work, kRowF32, testing::as_bytes(x));
         if (HasFatalFailure()) return;
+    }
+}
+
+// Products of the toy's weights with one row, by the reference.
+std::vector<float> reference_product(const Bank& bank, SlabRole role, uint32_t expert,
+                                     const std::vector<float>& x) {
+    const kernels::KernelSets sets = kernels::available_kernels();
+    const kernels::Kernels& reference = *sets.begin[sets.count - 1];
+    const ggml_tensor& weights = *bank.weights.get(role, SlabPart::kWeight);
+    const auto type = static_cast<kernels::WeightType>(weights.type);
+    const auto width = static_cast<uint32_t>(weights.ne[0]);
+    std::vector<int8_t> q(width);
+    std::vector<float> d(width);
+    std::vector<int16_t> sums(width), pairs(width);
+    reference.elementwise.quantise_q8_k(width, x.data(), q.data(), d.data(), sums.data(),
+                                        pairs.data());
+    reference.arrange(type, width, q.data());
+    const kernels::Row row{q.data(), d.data(), sums.data(), pairs.data()};
+    std::vector<float> out(static_cast<size_t>(weights.ne[1]));
+    reference.dot[kernels::index_of(type)](
+        width, static_cast<const uint8_t*>(weights.data) + expert * weights.nb[2], weights.nb[1],
+        static_cast<uint32_t>(out.size()), &row, 1, out.data(), out.size());
+    return out;
+}
+
+// The class that a bank is prepared for decides whose exponential its SiLU has, whatever the class
+// of this process's own ggml.
+TEST(KernelRunner, TheClassOfTheBankDecidesItsSilu) {
+    using kernels::NumericClass;
+    const testing::Folder folder;
+    const testing::Toy toy(testing::write_toy(folder, "toy.gguf", testing::toy_spec()));
+    const kernels::KernelSets sets = kernels::available_kernels();
+    const kernels::Elementwise& reference = sets.begin[sets.count - 1]->elementwise;
+    const moe::Program silu{{product(SlabRole::kGate, 0),
+                             step(OpKind::kUnary, 1, 0, static_cast<uint8_t>(UnaryKind::kSilu))}};
+    const moe::Program swiglu{{product(SlabRole::kGate, 0), product(SlabRole::kUp, 0),
+                               step(OpKind::kGlu, 1, 2, static_cast<uint8_t>(GluKind::kSwiglu))}};
+    const std::vector<float> x = testing::random_floats(256, 3, 4);
+    const PairIn pair{0, 5};
+    for (const moe::Program* program : {&silu, &swiglu}) {
+        SCOPED_TRACE(program == &silu ? "silu" : "swiglu");
+        std::vector<float> answers[2];
+        for (const NumericClass numeric : {NumericClass::kX86V3, NumericClass::kX86V4}) {
+            const bool v4 = numeric == NumericClass::kX86V4;
+            SCOPED_TRACE(v4 ? "v4" : "v3");
+            ExpertEngine& engine = engine_of(1, ComputeWith::kKernels);
+            const auto bank = toy.prepare(engine, {0, 0}, *program, numeric);
+            ASSERT_TRUE(bank->plan != nullptr) << bank->computed_by();
+            const auto got = engine.compute(*bank, kRowF32, 1, testing::as_bytes(x), {&pair, 1});
+            ASSERT_TRUE(got) << got.error().detail;
+            std::vector<float> wanted = reference_product(*bank, SlabRole::kGate, pair.expert, x);
+            const auto count = static_cast<uint32_t>(wanted.size());
+            if (program == &silu) {
+                (v4 ? reference.silu_v4 : reference.silu_v3)(count, wanted.data(), nullptr,
+                                                             wanted.data());
+            } else {
+                const auto up = reference_product(*bank, SlabRole::kUp, pair.expert, x);
+                (v4 ? reference.swiglu_v4 : reference.swiglu_v3)(count, wanted.data(), up.data(),
+                                                                 wanted.data());
+            }
+            ASSERT_EQ(got->size(), wanted.size());
+            EXPECT_EQ(std::memcmp(got->data(), wanted.data(), got->size_bytes()), 0);
+            answers[v4].assign(got->begin(), got->end());
+        }
+        EXPECT_NE(answers[0], answers[1]) << "these values do not tell the classes apart";
     }
 }
 

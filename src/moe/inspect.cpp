@@ -141,7 +141,9 @@ std::string kernels_text(const InspectReport& report) {
         types.insert(layer.types);
     }
     if (report.per_layer.empty() || !report.per_layer.front().has_kernels) return {};
-    if (without == 0) return "kernels     for all of them: the same bits on every machine\n";
+    // The activations between the products are the program's, which llama.cpp's graph shows later.
+    if (without == 0)
+        return "kernels     for all weights; the activation is checked when a worker joins\n";
     std::string out = "kernels     none for " + count_text(without) + " layers:";
     for (const std::string& type : types) out += " (" + type + ")";
     return out + "; ggml computes those\n";

@@ -151,21 +151,32 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
     return true;
 }
 
+// As above, for one bank; says so.
+ggml_status compute_as_graph(BackendContext& context, ggml_cgraph* graph, LayerKey layer) {
+    if (log_enabled(LogLevel::kDebug)) {
+        log(LogLevel::kDebug, "plugin",
+            "computed locally: layer " + to_string(layer) + " as ggml's graph");
+    }
+    return compute_locally(context, graph);
+}
+
 ggml_status compute_split(BackendContext& context, ggml_cgraph* graph) {
     auto banks = capture(graph);
     if (!banks || banks->size() != 1) {
         // Several banks in one split: the first may be an input of the second, so the graph runs as
         // it is.
-        if (!banks) log(LogLevel::kDebug, "plugin", "computed locally: " + banks.error().detail);
+        log(LogLevel::kDebug, "plugin",
+            "computed locally: " + (banks ? "several banks in one split" : banks.error().detail));
         return compute_locally(context, graph);
     }
-    if (!fill_batch(banks->front(), context.batch)) return compute_locally(context, graph);
+    const LayerKey layer = banks->front().layer;
+    if (!fill_batch(banks->front(), context.batch)) return compute_as_graph(context, graph, layer);
     auto done = context.lane->compute(context.batch);
     if (!done) {
         log(LogLevel::kError, "plugin", done.error().detail);
         return compute_locally(context, graph);
     }
-    if (!*done) return compute_locally(context, graph);
+    if (!*done) return compute_as_graph(context, graph, layer);
     return GGML_STATUS_SUCCESS;
 }
 

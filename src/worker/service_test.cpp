@@ -2,6 +2,7 @@
 // nothing else.
 #include "worker/service.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -65,6 +66,12 @@ protected:
         wire::begin_compute(out, request, id, type, row_count, pairs, rows.size());
         out.bytes(rows);
         return out.take();
+    }
+    // What an acknowledgement says: what computes the bank, or why nothing does.
+    static std::string detail(const Answer& answer) {
+        auto frame = wire::decode_frame(answer.head);
+        if (!frame || frame->header.type != FrameType::kProgramAck) return "not a PROGRAM_ACK";
+        return wire::decode_program_ack(frame->payload)->detail;
     }
     static int status(const Answer& answer) {
         auto frame = wire::decode_frame(answer.head);
@@ -187,6 +194,21 @@ TEST_F(Service, ProgramsForWhatIsNotHeldOrCannotBeRunAreAnsweredNo) {
     expect_still_right("programs");
     service_->reset();
     EXPECT_EQ(error_of(service_->handle(good_)), Errc::kNotHeld);
+}
+
+// The bank is computed in the class that PROGRAM names, whatever this process's own ggml is of.
+TEST_F(Service, ProgramsNameWhoseBitsTheyWant) {
+    const auto named = [&](uint32_t numeric) {
+        wire::ProgramMessage message{2, kLayer0, moe::encode(toy::swiglu())};
+        message.numeric = numeric;
+        return detail(service_->handle(wire::encode_program(message, 5)));
+    };
+    EXPECT_THAT(named(1), ::testing::EndsWith(" as x86-v3"));
+    EXPECT_THAT(named(2), ::testing::EndsWith(" as x86-v4"));
+    for (const uint32_t other : {0u, 3u, 0xffffffffu}) {
+        EXPECT_EQ(named(other), "ggml: another kind of backbone") << other;
+    }
+    expect_still_right("classes");
 }
 
 // Every prefix, every single byte at several values, of both kinds of request.

@@ -73,6 +73,35 @@ TEST(Plugin, ChatAnswersAreTheSameAndWorkersComputeThem) {
     EXPECT_TRUE(server.program().running());
 }
 
+size_t times(const std::string& text, const std::string& wanted) {
+    size_t count = 0;
+    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
+        ++count;
+    }
+    return count;
+}
+
+// KVASIR_KERNELS decides what computes here while no worker is there: the same answer.
+TEST(Plugin, KernelsOnAndOffGiveTheSameAnswer) {
+    const std::vector<std::string> flags = {"-c", "1024", "-np", "1"};
+    const std::string expected = LlamaServer(demo_model(), flags).chat(kQuestions[0], 8);
+    for (const char* kernels : {"on", "off"}) {
+        SCOPED_TRACE(kernels);
+        ProgramOptions options = with_plugin({demo_model(), "debug"});
+        options.environment.push_back(std::string("KVASIR_KERNELS=") + kernels);
+        LlamaServer server(demo_model(), flags, options);
+        // The server's own warm-up is always the graph's.
+        const size_t before = times(server.log(), "as ggml's graph");
+        EXPECT_EQ(server.chat(kQuestions[0], 8), expected);
+        const size_t graphs = times(server.log(), "as ggml's graph") - before;
+        if (std::string(kernels) == "on") {
+            EXPECT_EQ(graphs, 0U);
+        } else {
+            EXPECT_GE(graphs, 8U * 8) << "8 layers of 8 tokens";
+        }
+    }
+}
+
 TEST(Plugin, ParallelSlotsGiveTheSameAnswers) {
     const std::vector<std::string> flags = {"-c", "2048", "-np", "2"};
     const std::vector<std::string> expected = answers(LlamaServer(demo_model(), flags));
@@ -207,12 +236,7 @@ TEST(Plugin, AnotherModelThanTheProgramsStaysLocalWithOneWarning) {
     ASSERT_TRUE(worker.wait_for("joined ws://")) << worker.err();
     EXPECT_EQ(server.chat(kQuestions[0]), expected);
     const std::string log = server.log();
-    size_t warnings = 0;
-    for (size_t at = log.find("kvasir warn"); at != std::string::npos;
-         at = log.find("kvasir warn", at + 1)) {
-        ++warnings;
-    }
-    EXPECT_EQ(warnings, 1U) << log;
+    EXPECT_EQ(times(log, "kvasir warn"), 1U) << log;
     EXPECT_THAT(log, HasSubstr("KVASIR_MODEL"));
     EXPECT_LE(stop_and_count(worker).pairs, 4U * (4 + 12)) << "nothing but the challenge";
 }

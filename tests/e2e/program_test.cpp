@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 using Json = nlohmann::json;
 
 std::vector<std::string> monolithic(std::vector<std::string> more) {
@@ -192,6 +194,58 @@ TEST(Program, SwarmRunIsCheckedAgainstLlama) {
     EXPECT_GT(json["pairs_remote"].get<uint64_t>(), 0U);
     const Outcome plain = kvasir(monolithic({"-p", "The fox", "-n", "8", "--json"}));
     EXPECT_EQ(json["logits_sha256"], Json::parse(plain.out)["logits_sha256"]);
+}
+
+// The kernels and ggml's graphs compute the same bits, on the backbone and on workers.
+TEST(Program, KernelsOffGivesTheSameBits) {
+    const std::vector<std::string> flags = {"run", "-m", demo_model(), "-p",          "The fox",
+                                            "-n",  "8",  "--check",    "--log-level", "debug"};
+    std::set<std::string> logits;
+    for (const char* kernels : {"on", "off"}) {
+        SCOPED_TRACE(kernels);
+        const bool on = std::string(kernels) == "on";
+        for (const char* workers : {"0", "1"}) {
+            SCOPED_TRACE(workers);
+            auto arguments = flags;
+            arguments.insert(arguments.end(),
+                             {"--json", "--workers", workers, "--kernels", kernels});
+            const Outcome outcome = kvasir(arguments);
+            ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+            const Json json = Json::parse(outcome.out);
+            EXPECT_EQ(json["bit_exact"], true);
+            logits.insert(json["logits_sha256"]);
+            if (*workers == '0') {
+                EXPECT_GT(json["pairs_local"].get<uint64_t>(), 0U);
+                EXPECT_EQ(outcome.err.find("computed locally: layer ") == std::string::npos, on);
+                continue;
+            }
+            EXPECT_GT(json["pairs_remote"].get<uint64_t>(), 0U);
+            EXPECT_THAT(json["workers"][0]["computes"].get<std::string>(),
+                        StartsWith(on ? "kernels " : "ggml: kernels are off"));
+        }
+    }
+    EXPECT_EQ(logits.size(), 1U);
+}
+
+TEST(Program, BenchMeasuresTheKernelsBesideTheGraph) {
+    std::vector<std::string> flags = {"bench",          "-m",      demo_model(), "--workers", "0",
+                                      "--beside-graph", "--pairs", "2",          "-n",        "4",
+                                      "--prompt",       "8"};
+    const Outcome table = kvasir(flags);
+    ASSERT_EQ(table.exit_code, 0) << table.err;
+    EXPECT_THAT(table.out, HasSubstr("; as ggml's graph "));
+    flags.push_back("--json");
+    const Outcome outcome = kvasir(flags);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["bit_exact"], true);
+    EXPECT_EQ(json["graph_bit_exact"], true);
+    for (const char* key : {"graph_tok_s", "experts_ms_per_token", "graph_experts_ms_per_token",
+                            "experts_speedup", "pairs_local"}) {
+        EXPECT_GT(json[key].get<double>(), 0) << key;
+    }
+    EXPECT_EQ(json["rounds"].size(), 2U);
+    EXPECT_GT(json["rounds"][1]["graph_tok_s"].get<double>(), 0);
 }
 
 TEST(Program, BenchComparesTheSwarmAndFailsBelowTheWantedEfficiency) {

@@ -40,15 +40,17 @@ bool same_bits(float a, float b) {
 // Activations of several rows, quantised and in the order that a set reads them.
 class Rows {
 public:
-    Rows(const Kernels& kernels, WeightType type, uint32_t width, const std::vector<float>& x)
+    // `shift`: elements that each part lies behind an even address.
+    Rows(const Kernels& kernels, WeightType type, uint32_t width, const std::vector<float>& x,
+         uint32_t shift)
         : count_(static_cast<uint32_t>(x.size() / width)),
-          q_(x.size() + 64),
-          d_(x.size()),
-          sums_(x.size()),
-          pairs_(x.size()) {
+          q_(x.size() + 64 + shift),
+          d_(x.size() + shift),
+          sums_(x.size() + shift),
+          pairs_(x.size() + shift) {
         for (uint32_t r = 0; r < count_; ++r) {
-            const size_t at = size_t{r} * width;
-            const float* row = x.data() + at;
+            const float* row = x.data() + size_t{r} * width;
+            const size_t at = size_t{r} * width + shift;
             rows_.push_back({&q_[at], &d_[at], &sums_[at], &pairs_[at]});
             if (row_kind(type) == RowKind::kQ8_0) {
                 kernels.elementwise.quantise_q8_0(width, row, &q_[at], &d_[at]);
@@ -72,8 +74,8 @@ private:
 
 std::vector<float> products(const Kernels& kernels, WeightType type, uint32_t width,
                             const uint8_t* weights, uint32_t weight_rows,
-                            const std::vector<float>& x) {
-    const Rows rows(kernels, type, width, x);
+                            const std::vector<float>& x, uint32_t shift = 0) {
+    const Rows rows(kernels, type, width, x, shift);
     std::vector<float> out(size_t{weight_rows} * rows.count());
     const DotRows dot = takes_panel(type, weight_rows, rows.count()) ? kernels.dot_panel
                                                                      : kernels.dot[index_of(type)];
@@ -85,7 +87,16 @@ std::vector<float> products(const Kernels& kernels, WeightType type, uint32_t wi
 // The same through ggml's MUL_MAT_ID, with one expert.
 class Ggml {
 public:
-    Ggml() : backend_(ggml_backend_dev_init(testing::cpu(), nullptr)) {}
+    // One thread: ggml's wait for each other by spinning, for longer than such products take.
+    Ggml()
+        : backend_(ggml_backend_dev_init(testing::cpu(), nullptr)),
+          pool_(set_threads(backend_.get(), 1)) {}
+    Ggml(const Ggml&) = delete;
+    Ggml& operator=(const Ggml&) = delete;
+    ~Ggml() {
+        backend_.reset();
+        free_threads(pool_);
+    }
 
     std::vector<float> products(WeightType type, uint32_t width,
                                 const std::vector<uint8_t>& weights, uint32_t weight_rows,
@@ -140,12 +151,48 @@ private:
     }
 
     ggml_backend_ptr backend_;
+    ggml_threadpool* pool_;
     std::function<void()> set_;
 };
 
-enum class Kind { kRandom, kZero, kSubnormal, kHuge, kExtreme };
-constexpr Kind kKinds[] = {Kind::kRandom, Kind::kZero, Kind::kSubnormal, Kind::kHuge,
-                           Kind::kExtreme};
+// kFull, kEmpty: every field at its largest, or its least (signed ones at their largest negative),
+// against activations that are all equal: sums as far out as they go. kFullDown, kEmptyDown:
+// activations of the other sign.
+enum class Kind {
+    kRandom,
+    kZero,
+    kSubnormal,
+    kHuge,
+    kExtreme,
+    kFull,
+    kFullDown,
+    kEmpty,
+    kEmptyDown
+};
+constexpr Kind kKinds[] = {Kind::kRandom,   Kind::kZero,    Kind::kSubnormal,
+                           Kind::kHuge,     Kind::kExtreme, Kind::kFull,
+                           Kind::kFullDown, Kind::kEmpty,   Kind::kEmptyDown};
+
+uint8_t byte_of(Kind kind, std::mt19937_64& random) {
+    switch (kind) {
+        case Kind::kExtreme:  // all fields full, or all empty
+            return random() % 4 ? 0xff : 0x00;
+        case Kind::kFull:
+        case Kind::kFullDown:
+            return 0xff;
+        case Kind::kEmpty:
+        case Kind::kEmptyDown:
+            return 0x00;
+        default:
+            return static_cast<uint8_t>(random());
+    }
+}
+
+bool has_full_fields(Kind kind) {
+    return kind >= Kind::kExtreme;
+}
+
+constexpr size_t kScalesOfQ6K = 192;  // 16 signed bytes, in the block
 
 uint16_t scale_of(Kind kind, std::mt19937_64& random) {
     const auto any = static_cast<uint16_t>(random());
@@ -165,12 +212,13 @@ std::vector<uint8_t> make_weights(WeightType type, uint32_t width, uint32_t rows
                                   std::mt19937_64& random) {
     std::vector<uint8_t> weights(row_bytes(type, width) * rows);
     for (uint8_t& byte : weights) {
-        // kExtreme: all fields full, or all empty (the largest negative of signed ones).
-        byte =
-            kind == Kind::kExtreme ? (random() % 4 ? 0xff : 0x00) : static_cast<uint8_t>(random());
-        if (kind == Kind::kExtreme && type == WeightType::kQ8_0) byte ^= 0x7f;
+        byte = byte_of(kind, random);
+        if (has_full_fields(kind) && type == WeightType::kQ8_0) byte ^= 0x7f;
     }
     for (size_t b = 0; b < weights.size(); b += block_bytes(type)) {
+        if (type == WeightType::kQ6_K && kind >= Kind::kFull) {
+            std::memset(&weights[b + kScalesOfQ6K], byte_of(kind, random) ^ 0x7f, 16);
+        }
         for (uint32_t at : scales_at(type)) {
             const uint16_t scale = scale_of(kind, random);
             std::memcpy(&weights[b + at], &scale, sizeof(scale));
@@ -193,6 +241,8 @@ std::vector<float> make_rows(size_t count, Kind kind, std::mt19937_64& random) {
         if (kind == Kind::kSubnormal) value *= 1e-39f;
         if (kind == Kind::kHuge) value *= 1e20f;
         if (kind == Kind::kExtreme) value = value < 0 ? -3.0f : 3.0f;
+        if (kind == Kind::kFull || kind == Kind::kEmpty) value = 3.0f;
+        if (kind == Kind::kFullDown || kind == Kind::kEmptyDown) value = -3.0f;
     }
     if (kind == Kind::kZero) std::fill(x.begin(), x.begin() + static_cast<long>(count / 2), 0.0f);
     return x;
@@ -258,7 +308,29 @@ TEST(Kernels, EverySetIsTheReference) {
     }
 }
 
-// Weights that end where the next page may not be read, at every alignment.
+// Weights and rows at every address: the same bits as where both lie at an even one.
+TEST(Kernels, AnyAlignment) {
+    const KernelSets sets = available_kernels();
+    std::mt19937_64 random(24);
+    for (WeightType type : kWeightTypes) {
+        const uint32_t width = 3 * block_width(type);
+        const auto weights = make_weights(type, width, 3, Kind::kRandom, random);
+        const auto x = make_rows(size_t{width} * 9, Kind::kRandom, random);
+        std::vector<uint8_t> memory(weights.size() + 2 * 64);
+        auto* even = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64);
+        for (uint32_t k = 0; k < sets.count; ++k) {
+            const auto wanted = products(*sets.begin[k], type, width, weights.data(), 3, x);
+            for (uint32_t offset = 0; offset < 64; ++offset) {
+                std::memcpy(even + offset, weights.data(), weights.size());
+                EXPECT_EQ(products(*sets.begin[k], type, width, even + offset, 3, x, offset),
+                          wanted)
+                    << sets.begin[k]->name << " " << name_of(type) << " at " << offset;
+            }
+        }
+    }
+}
+
+// Weights that end where the next page may not be read.
 TEST(Kernels, NothingPastTheEndIsRead) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const KernelSets sets = available_kernels();
