@@ -42,6 +42,13 @@ Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
                  : net::TlsServer::self_signed(state);
 }
 
+net::HttpLimits http_limits(const ServerFlags& flags) {
+    net::HttpLimits limits;
+    limits.body_bytes_max = coordinator::ServiceLimits().body_bytes_max;
+    limits.connections_per_address_max = flags.per_address_max;
+    return limits;
+}
+
 // What a node on another machine dials, as far as we can know it.
 std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
     if (!flags.public_url.empty()) return flags.public_url;
@@ -190,7 +197,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         options.http = of->handler();
         options.switchboard.generation_first = relay_generation_now();
         options.switchboard.connections_per_address_max = flags.per_address_max;
-        options.http_limits.connections_per_address_max = flags.per_address_max;
+        options.http_limits = http_limits(flags);
         auto relay = relay::Relay::start(*listen, std::move(options));
         if (!relay) return tl::unexpected(relay.error());
         servers->relay_ = std::move(*relay);
@@ -204,7 +211,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         net::ListenerOptions options;
         options.tls = *tls;
         options.http = of->handler();
-        options.http_limits.connections_per_address_max = flags.per_address_max;
+        options.http_limits = http_limits(flags);
         auto made = net::Listener::make(
             *listen, [](net::MessageStream, const std::string&) {}, std::move(options));
         if (!made) return tl::unexpected(made.error());
