@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/console.hpp"
+#include "apps/join_url.hpp"
 #include "apps/membership.hpp"
 #include "apps/progress.hpp"
 #include "base/log.hpp"
@@ -49,18 +50,12 @@ net::HttpLimits http_limits(const ServerFlags& flags) {
     return limits;
 }
 
-// What a node on another machine dials, as far as we can know it.
-std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
+// What a node on another machine dials.
+std::string choose_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
     if (!flags.public_url.empty()) return flags.public_url;
-    const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
-    const bool v6 = listen.host.find(':') != std::string::npos;
-    if (any) {
-        tell(
-            "kvasir: write this machine's name or address for THIS-MACHINE below, or give "
-            "--public-url https://NAME:PORT\n");
-    }
-    const std::string host = any ? "THIS-MACHINE" : v6 ? "[" + listen.host + "]" : listen.host;
-    return (flags.plain ? "http://" : "https://") + host + ":" + std::to_string(port);
+    const JoinUrl chosen = join_url(listen, port, flags.plain, net::own_addresses());
+    if (!chosen.hint.empty()) tell("kvasir: {}\n", chosen.hint);
+    return chosen.url;
 }
 
 // What others are told to dial.
@@ -218,7 +213,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         servers->listener_ = std::move(*made);
         port = servers->listener_->port();
     }
-    servers->url_ = guess_url(flags, *listen, port);
+    servers->url_ = choose_url(flags, *listen, port);
     return servers;
 }
 
