@@ -127,6 +127,34 @@ TEST(Up, TheMarketsDatabaseLiesWhereItIsTold) {
     EXPECT_FALSE(std::filesystem::exists(state + "/market.db"));
 }
 
+// Refused by its length, before it takes room that others need; with and without a relay.
+TEST(Up, NoBodyIsReadThatTheMarketWouldNotLookAt) {
+    const ScratchFolder scratch;
+    for (const bool has_relay : {true, false}) {
+        const std::string state = scratch.path(has_relay ? "with" : "without");
+        std::vector<std::string> more;
+        if (!has_relay) more = {"--relay-url", "wss://relay.example:443"};
+        const MarketProgram market(demo_model(), state, "127.0.0.1:0", more);
+        net::ClientTrust trust;
+        trust.ca_file = state + "/dev-cert.pem";
+        const auto client = net::HttpClient::make(trust);
+        ASSERT_TRUE(client) << client.error().detail;
+        net::HttpCall call;
+        call.method = "POST";
+        call.url = market.url() + "/api/v1/leases";
+        call.body = std::string((512 << 10) + 1, ' ');
+        const auto long_one = (*client)->call(call);
+        ASSERT_TRUE(long_one) << long_one.error().detail;
+        EXPECT_EQ(long_one->status, 413);
+        EXPECT_THAT(long_one->body, HasSubstr("the request body is too long"));
+        EXPECT_EQ(Json::parse(long_one->body)["error"]["code"], "limit");
+        call.body.pop_back();
+        const auto longest = (*client)->call(call);
+        ASSERT_TRUE(longest) << longest.error().detail;
+        EXPECT_EQ(longest->status, 403);
+    }
+}
+
 TEST(Up, PromptsComeFromItsInput) {
     const ScratchFolder scratch;
     Program up = start_up(scratch.path("state"),
