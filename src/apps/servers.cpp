@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/console.hpp"
+#include "apps/join_url.hpp"
 #include "apps/membership.hpp"
 #include "apps/progress.hpp"
 #include "base/log.hpp"
@@ -42,18 +43,19 @@ Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
                  : net::TlsServer::self_signed(state);
 }
 
-// What a node on another machine dials, as far as we can know it.
-std::string guess_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
+net::HttpLimits http_limits(const ServerFlags& flags) {
+    net::HttpLimits limits;
+    limits.body_bytes_max = coordinator::ServiceLimits().body_bytes_max;
+    limits.connections_per_address_max = flags.per_address_max;
+    return limits;
+}
+
+// What a node on another machine dials.
+std::string choose_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
     if (!flags.public_url.empty()) return flags.public_url;
-    const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
-    const bool v6 = listen.host.find(':') != std::string::npos;
-    if (any) {
-        tell(
-            "kvasir: write this machine's name or address for THIS-MACHINE below, or give "
-            "--public-url https://NAME:PORT\n");
-    }
-    const std::string host = any ? "THIS-MACHINE" : v6 ? "[" + listen.host + "]" : listen.host;
-    return (flags.plain ? "http://" : "https://") + host + ":" + std::to_string(port);
+    const JoinUrl chosen = join_url(listen, port, flags.plain, net::own_addresses());
+    if (!chosen.hint.empty()) tell("kvasir: {}\n", chosen.hint);
+    return chosen.url;
 }
 
 // What others are told to dial.
@@ -190,7 +192,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         options.http = of->handler();
         options.switchboard.generation_first = relay_generation_now();
         options.switchboard.connections_per_address_max = flags.per_address_max;
-        options.http_limits.connections_per_address_max = flags.per_address_max;
+        options.http_limits = http_limits(flags);
         auto relay = relay::Relay::start(*listen, std::move(options));
         if (!relay) return tl::unexpected(relay.error());
         servers->relay_ = std::move(*relay);
@@ -204,14 +206,14 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
         net::ListenerOptions options;
         options.tls = *tls;
         options.http = of->handler();
-        options.http_limits.connections_per_address_max = flags.per_address_max;
+        options.http_limits = http_limits(flags);
         auto made = net::Listener::make(
             *listen, [](net::MessageStream, const std::string&) {}, std::move(options));
         if (!made) return tl::unexpected(made.error());
         servers->listener_ = std::move(*made);
         port = servers->listener_->port();
     }
-    servers->url_ = guess_url(flags, *listen, port);
+    servers->url_ = choose_url(flags, *listen, port);
     return servers;
 }
 

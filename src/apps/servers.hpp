@@ -34,7 +34,7 @@ struct ServerFlags {
     std::string tls_cert, tls_key;
     bool dev_tls = false;
     bool plain = false;      // no TLS at all: one machine or a trusted LAN
-    std::string public_url;  // as nodes reach it; empty: from `listen`
+    std::string public_url;  // as nodes reach it; empty: by join_url()
     std::string relay_url;   // of a relay elsewhere; empty: on the same port
     std::string origin;
     std::string name;

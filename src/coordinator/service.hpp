@@ -30,7 +30,7 @@
 namespace kvasir::coordinator {
 
 struct ServiceLimits {
-    size_t body_bytes_max = 512 << 10;
+    uint32_t body_bytes_max = 512 << 10;
     size_t stranger_body_bytes_max = 8 << 10;  // where no token is asked for
     uint32_t probes_per_lease_max = 8;
     uint32_t probes_max = 2048;             // of one proof, unless it names more leases

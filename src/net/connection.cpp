@@ -15,6 +15,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "base/log.hpp"
+#include "net/address_key.hpp"
 #include "net/handshake.hpp"
 
 namespace kvasir::net {
@@ -106,6 +107,7 @@ Connection::Connection(asio::io_context& context, ConnectionOwner& owner, Transp
                        std::string address, uint16_t port)
     : owner_(owner),
       address_(std::move(address)),
+      key_(host_key(address_)),
       port_(port),
       transport_(std::move(transport)),
       descriptor_(context, transport_.fd()),
@@ -146,25 +148,31 @@ void Connection::leave_handshake() {
     owner_.end_handshake(*this);
 }
 
-// A body whose length is not said may have as much as any.
+// Saying a length takes nothing of anybody: only what was really sent does.
 bool Connection::take_body_room() {
-    if (parser_->done()) return true;
-    const uint64_t most = owner_.options().http_limits.body_bytes_max;
-    const uint64_t bytes = std::min(most, parser_->content_length().value_or(most));
-    if (!owner_.take_body_room(bytes)) return false;
+    const uint64_t bytes = parser_->body_bytes();
+    if (bytes <= body_room_) return true;
+    if (!owner_.take_body_room(key_, bytes - body_room_)) return false;
     body_room_ = bytes;
     return true;
 }
 
 void Connection::give_body_room() {
-    owner_.give_body_room(std::exchange(body_room_, 0));
+    const uint64_t bytes = std::exchange(body_room_, 0);
+    if (bytes != 0) owner_.give_body_room(key_, bytes);
+}
+
+// Before an answer is sent: the client may take its time with that.
+void Connection::drop_body() {
+    (void)parser_->take_body();
+    give_body_room();
 }
 
 void Connection::leave_http() {
     give_body_room();
     if (!std::exchange(in_http_, false)) return;
     if (std::exchange(is_idle_, false)) owner_.end_idle(*this);
-    owner_.end_http(address_);
+    owner_.end_http(key_);
 }
 
 asio::awaitable<void> Connection::run() {
@@ -274,7 +282,7 @@ asio::awaitable<void> Connection::serve() {
             co_return;
         }
         if (in_handshake_) {
-            if (!owner_.try_begin_http(address_)) {
+            if (!owner_.try_begin_http(key_)) {
                 response_ =
                     error_response({Errc::kBusy, "too many connections; try again in a moment"});
                 co_await refuse();
@@ -284,14 +292,8 @@ asio::awaitable<void> Connection::serve() {
             leave_handshake();
         }
         set_deadline(request_start_ + options.http_limits.request_deadline);
-        if (!take_body_room()) {
-            response_ = error_response({Errc::kBusy, "too many requests; try again in a moment"});
-            co_await refuse();
-            co_return;
-        }
         if (!co_await read_body()) co_return;
         const bool goes_on = co_await handle();
-        give_body_room();
         if (!goes_on) {
             if (!stopped_ && !expired_) {
                 co_await linger();
@@ -335,15 +337,16 @@ asio::awaitable<void> Connection::refuse_broken() {
         co_await linger();
         co_return;
     }
-    const char* what = status == 431   ? "the request header is too long\n"
-                       : status == 413 ? "the request body is too long\n"
-                                       : "the request is malformed\n";
-    response_ = plain_response(status, what);
+    const char* what =
+        status == 431 ? "the request header is too long\n" : "the request is malformed\n";
+    response_ = status == 413 ? error_response({Errc::kLimit, "the request body is too long"})
+                              : plain_response(status, what);
     co_await refuse();
 }
 
 // Sends the answer and gives the client a moment to read it.
 asio::awaitable<void> Connection::refuse() {
+    drop_body();
     const bool sent = co_await send(false);
     if (sent) {
         co_await linger();

@@ -52,14 +52,15 @@ public:
     virtual const std::shared_ptr<Home>& home() const = 0;
     // A connection's handshake is over: it counts as one of HTTP from now on, unless there are too
     // many (false).
-    virtual bool try_begin_http(const std::string& address) = 0;
-    virtual void end_http(const std::string& address) = 0;
+    virtual bool try_begin_http(const std::string& key) = 0;
+    virtual void end_http(const std::string& key) = 0;
     // One of HTTP waits for its next request, and may be dropped for another; or no longer.
     virtual void begin_idle(Connection& connection) = 0;
     virtual void end_idle(Connection& connection) = 0;
-    // For a request's body, until its answer: false when all together have taken their limit.
-    virtual bool take_body_room(uint64_t bytes) = 0;
-    virtual void give_body_room(uint64_t bytes) = 0;
+    // For what has come of a request's body, until its answer is there: false when all together, or
+    // those of the same address, have taken their limit. Between try_begin_http and end_http.
+    virtual bool take_body_room(const std::string& key, uint64_t bytes) = 0;
+    virtual void give_body_room(const std::string& key, uint64_t bytes) = 0;
     virtual void end_handshake(Connection& connection) = 0;
     // At most one line a second.
     virtual void log_refused(const std::string& line) = 0;
@@ -85,7 +86,7 @@ public:
     Clock::time_point idle_since() const { return idle_since_; }
     // Something of the peer has arrived, even if it was not read yet.
     bool has_spoken() const;
-    const std::string& address() const { return address_; }
+    const std::string& key() const { return key_; }  // of limits by address
     Clock::time_point since() const { return since_; }
     // A reply may have come.
     void wake() { reply_timer_.cancel(); }
@@ -131,13 +132,15 @@ private:
     std::optional<uint64_t> bytes_waiting() const;
     void leave_handshake();
     void leave_http();
-    bool take_body_room();
+    bool take_body_room();  // for what has come
     void give_body_room();
+    void drop_body();
     std::string peer() const;
 
     // Constant after construction
     ConnectionOwner& owner_;
     const std::string address_;
+    const std::string key_;
     const uint16_t port_;
     const Clock::time_point since_ = Clock::now();
 

@@ -29,7 +29,10 @@ namespace kvasir::net {
 struct HttpLimits {
     uint32_t header_bytes_max = 16 << 10;
     uint32_t body_bytes_max = 1 << 20;
-    uint64_t bodies_bytes_max = 64 << 20;               // of all requests that are read or answered
+    // Of bodies as far as they have come, until their answers are there: of all requests, and of
+    // those of one address (a /64 of IPv6). Beyond these a request is refused (kBusy).
+    uint64_t bodies_bytes_max = 64 << 20;
+    uint64_t bodies_bytes_per_address_max = 8 << 20;
     std::chrono::milliseconds request_deadline{15000};  // from the first byte to the last
     std::chrono::milliseconds idle_max{60000};          // between requests of a connection
     std::chrono::milliseconds write_stall_max{30000};   // without a byte taken by the client

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include <boost/asio/buffer.hpp>
+#include <boost/beast/core/buffers_range.hpp>
 #include <boost/beast/http/empty_body.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/rfc7230.hpp>
 #include <boost/beast/http/serializer.hpp>
-#include <boost/beast/http/string_body.hpp>
 
 #include "base/log.hpp"
 
@@ -88,8 +88,39 @@ std::string serialize(http::message<IsRequest, http::empty_body>& message) {
 
 // ---- requests ----
 
+namespace {
+
+// A string that grows with what has come; Beast's own takes the memory for a length that is only
+// said.
+struct GrowingBody {
+    using value_type = std::string;
+    static uint64_t size(const value_type& body) { return body.size(); }
+
+    class reader {
+    public:
+        template <bool IsRequest, class Fields>
+        reader(http::header<IsRequest, Fields>&, value_type& body) : body_(body) {}
+        void init(const boost::optional<uint64_t>&, error_code& ec) { ec = {}; }
+        template <class Buffers>
+        size_t put(const Buffers& buffers, error_code& ec) {
+            const size_t before = body_.size();
+            for (const asio::const_buffer part : boost::beast::buffers_range_ref(buffers)) {
+                body_.append(static_cast<const char*>(part.data()), part.size());
+            }
+            ec = {};
+            return body_.size() - before;
+        }
+        void finish(error_code& ec) { ec = {}; }
+
+    private:
+        value_type& body_;
+    };
+};
+
+}  // namespace
+
 struct RequestParser::Impl {
-    http::request_parser<http::string_body> parser;
+    http::request_parser<GrowingBody> parser;
     int refusal_status = 0;
 };
 
@@ -126,9 +157,8 @@ Result<size_t> RequestParser::feed(std::span<const uint8_t> bytes) {
 int RequestParser::refusal_status() const {
     return impl_->refusal_status;
 }
-std::optional<uint64_t> RequestParser::content_length() const {
-    const auto length = impl_->parser.content_length();
-    return length ? std::optional<uint64_t>(*length) : std::nullopt;
+uint64_t RequestParser::body_bytes() const {
+    return impl_->parser.get().body().size();
 }
 bool RequestParser::head_done() const {
     return impl_->parser.is_header_done();

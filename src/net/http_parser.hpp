@@ -1,7 +1,8 @@
 // HTTP/1.1 messages from bytes and to bytes, over Beast. No I/O.
 //
 // Private to net/: used by Listener's connections and dial. This is the only part that sees Beast.
-// Thread: not thread-safe. Owns: what has been parsed. Limits: those given at construction.
+// Thread: not thread-safe. Owns: what has been parsed, never memory for a length that was only
+// said. Limits: those given at construction.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ public:
     std::string_view target() const;
     bool http_1_1() const;
     bool keep_alive() const;
-    bool has_body() const;  // by its headers; a length of 0 counts as a body too
-    std::optional<uint64_t> content_length() const;  // nullopt: not said
+    bool has_body() const;        // by its headers; a length of 0 counts as a body too
+    uint64_t body_bytes() const;  // that have come and were not taken
     // The first header of that name, or empty.
     std::string_view header(std::string_view name) const;
     // Is `token` in the comma-separated list of the header? Case does not matter.

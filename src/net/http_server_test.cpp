@@ -265,32 +265,108 @@ TEST_P(HttpServer, ConnectionsAreBoundedPerAddress) {
     listener_.reset();  // before what it kept
 }
 
+// "POST /path" with what has come of a body of that length.
+std::string post(const std::string& path, size_t length, size_t sent) {
+    return "POST " + path + " HTTP/1.1\r\nContent-Length: " + std::to_string(length) + "\r\n\r\n" +
+           std::string(sent, 'x');
+}
+
 TEST_P(HttpServer, BodiesThatAreHeldBackAreBoundedTogether) {
     HttpLimits limits;
     limits.body_bytes_max = 1000;
     limits.bodies_bytes_max = 2500;
     listen(echo, limits);
     std::vector<RawPeer> peers;
-    // One says a length; the other does not, and counts as the longest.
-    for (const char* head : {"POST /1 HTTP/1.1\r\nContent-Length: 900\r\n\r\n",
-                             "POST /2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"}) {
-        peers.push_back(connect());
-        peers.back().write(head);
-    }
-    const std::string small = "POST /3 HTTP/1.1\r\nContent-Length: 10\r\n\r\n0123456789";
-    const std::string large =
-        "POST /4 HTTP/1.1\r\nContent-Length: 800\r\n\r\n" + std::string(800, 'x');
+    peers.push_back(connect());
+    peers.back().write(post("/1", 1000, 900));
+    peers.push_back(connect());
+    peers.back().write("POST /2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n384\r\n" +
+                       std::string(900, 'x'));
+    const std::string large = post("/4", 800, 800);
     EXPECT_TRUE(eventually([&] { return ask(large).status == 503; }));
-    EXPECT_EQ(ask(small).status, 200);
+    EXPECT_EQ(ask(post("/3", 10, 10)).status, 200);
     EXPECT_EQ(ask("GET / HTTP/1.1\r\n\r\n").status, 200);  // without a body
-    peers[0].write(std::string(900, 'y'));
+    peers[0].write(std::string(100, 'y'));
     EXPECT_EQ(read_answer(peers[0]).status, 200);
     EXPECT_EQ(ask(large).status, 200);  // its room is given back, also by one that leaves
     peers.push_back(connect());
-    peers.back().write("POST /5 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+    peers.back().write(post("/5", 1000, 900));
     EXPECT_TRUE(eventually([&] { return ask(large).status == 503; }));
     peers.pop_back();
     EXPECT_TRUE(eventually([&] { return ask(large).status == 200; }));
+    // What is refused in the middle of its body holds no room while it lingers.
+    RawPeer refused = connect();
+    refused.write(post("/6", 1000, 700));  // with the 900 of /2
+    EXPECT_TRUE(eventually([&] { return ask(post("/7", 950, 950)).status == 503; }));
+    peers.push_back(connect());
+    peers.back().write(post("/8", 800, 799));
+    EXPECT_TRUE(eventually([&] { return ask(post("/9", 150, 150)).status == 503; }));
+    refused.write(std::string(200, 'x'));
+    EXPECT_EQ(read_answer(refused).status, 503);
+    EXPECT_EQ(ask(post("/7", 750, 750)).status, 200);
+}
+
+TEST_P(HttpServer, OneAddressHasItsShareOfTheRoomForBodies) {
+    HttpLimits limits;
+    limits.bodies_bytes_max = 4000;
+    limits.bodies_bytes_per_address_max = 2000;
+    listen(echo, limits);
+    std::vector<RawPeer> peers;
+    for (int i = 0; i < 4; ++i) {  // they would fill it all
+        peers.push_back(connect());
+        peers.back().write(post("/held", 1000, 900));
+    }
+    EXPECT_TRUE(eventually([&] { return ask(post("/", 300, 300)).status == 503; }));
+    RawPeer other(listener_->port(), tls(), "127.0.0.2");
+    for (int i = 0; i < 10; ++i) {  // and again: what is given back counts no more
+        other.write(post("/other", 1900, 1900));
+        ASSERT_EQ(read_answer(other).status, 200) << i;
+    }
+    peers.clear();
+    EXPECT_TRUE(eventually([&] { return ask(post("/", 1900, 1900)).status == 200; }));
+}
+
+// Only what has really come takes room, whatever length is said or not said.
+TEST_P(HttpServer, BodiesThatAreOnlyPromisedTakeNoRoom) {
+    HttpLimits limits;
+    limits.body_bytes_max = 1000;
+    limits.bodies_bytes_max = limits.bodies_bytes_per_address_max = 1000;
+    listen(echo, limits);
+    std::vector<RawPeer> peers;
+    for (const char* length : {"Content-Length: 1000", "Transfer-Encoding: chunked"}) {
+        for (int i = 0; i < 3; ++i) {
+            peers.push_back(connect());
+            peers.back().write("POST / HTTP/1.1\r\nExpect: 100-continue\r\n" + std::string(length) +
+                               "\r\n\r\n");
+            ASSERT_EQ(peers.back().read_header(), "HTTP/1.1 100 Continue\r\n\r\n") << length;
+        }
+    }
+    EXPECT_EQ(ask(post("/", 1000, 1000)).status, 200);
+}
+
+// A client that takes its time with the answer holds no room meanwhile: nor does one that is told
+// that its request is none.
+TEST_P(HttpServer, RoomForABodyIsGivenBackBeforeTheAnswerIsSent) {
+    HttpLimits limits;
+    limits.bodies_bytes_max = limits.bodies_bytes_per_address_max = 1000;
+    listen(
+        [](const HttpRequest& request, const Respond& respond) {
+            HttpResponse response;
+            response.body = std::string(request.path == "/large" ? 20 << 20 : 1, 'x');
+            respond(std::move(response));
+        },
+        limits);
+    RawPeer slow = connect();
+    slow.write(post("/large", 900, 900));
+    ASSERT_TRUE(slow.read_header().starts_with("HTTP/1.1 200"));
+    EXPECT_EQ(ask(post("/", 900, 900)).status, 200);
+    RawPeer wrong = connect();
+    for (int i = 0; i < 3; ++i) {
+        wrong.write(post("/..", 900, 900));
+        ASSERT_EQ(read_answer(wrong).status, 400);
+    }
+    EXPECT_EQ(ask(post("/", 900, 900)).status, 200);
+    EXPECT_GT(slow.read(1 << 20).size(), 0u);  // it was there all the time
 }
 
 TEST_P(HttpServer, TheConnectionThatIsIdleTheLongestGivesItsPlace) {

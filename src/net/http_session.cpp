@@ -142,6 +142,11 @@ asio::awaitable<bool> Connection::feed(bool (RequestParser::*until)() const) {
             co_return false;
         }
         input_.erase(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(*used));
+        if (!take_body_room()) {
+            response_ = error_response({Errc::kBusy, "too many requests; try again in a moment"});
+            co_await refuse();
+            co_return false;
+        }
         if (((*parser_).*until)()) co_return true;
         if (!co_await fill()) co_return false;
     }
@@ -171,6 +176,7 @@ asio::awaitable<bool> Connection::handle() {
     } else {
         response_ = error_response(request.error());
     }
+    drop_body();
     const bool sent = co_await send(keep_alive);
     co_return sent&& keep_alive;
 }

@@ -70,12 +70,12 @@ private:
     const ListenerOptions& options() const override { return options_; }
     const OnStream& on_stream() const override { return on_stream_; }
     const std::shared_ptr<Home>& home() const override { return home_; }
-    bool try_begin_http(const std::string& address) override;
-    void end_http(const std::string& address) override;
+    bool try_begin_http(const std::string& key) override;
+    void end_http(const std::string& key) override;
     void begin_idle(Connection& connection) override;
     void end_idle(Connection& connection) override;
-    bool take_body_room(uint64_t bytes) override;
-    void give_body_room(uint64_t bytes) override { body_bytes_ -= bytes; }
+    bool take_body_room(const std::string& key, uint64_t bytes) override;
+    void give_body_room(const std::string& key, uint64_t bytes) override;
     void end_handshake(Connection& connection) override;
     void log_refused(const std::string& line) override;
 
@@ -83,8 +83,8 @@ private:
     asio::awaitable<void> pause(Clock::time_point until);
     UniqueFd accept_one(tcp::endpoint& peer);
     void open(UniqueFd fd, const Peer& peer);
-    Connection* replaceable(const std::string* address, Clock::duration silence_max) const;
-    bool make_room_of(const std::string& address);
+    Connection* replaceable(const std::string* key, Clock::duration silence_max) const;
+    bool make_room_of(const std::string& key);
     Clock::time_point make_room();
     error_code open(const tcp::endpoint& endpoint, bool dual_stack);
     void stop();
@@ -101,18 +101,19 @@ private:
     asio::steady_timer wake_{context_};  // ends pause()
     std::set<Connection*> connections_;
     std::list<Connection*> pending_;                      // handshakes, the oldest first
-    std::map<std::string, uint32_t> pending_by_address_;  // how many of them
+    std::map<std::string, uint32_t> pending_by_address_;  // how many of them, by host_key()
     // Of HTTP; the idle ones by idle_since().
     using Idle = std::set<std::pair<Clock::time_point, Connection*>>;
     struct Client {
         uint32_t connections = 0;
+        uint64_t body_bytes = 0;
         Idle idle;
     };
     static bool drop_oldest(const Idle& idle);       // false: there is none
     std::map<std::string, Client> http_by_address_;  // by host_key()
     Idle idle_;
     uint32_t http_ = 0;
-    uint64_t body_bytes_ = 0;  // of requests that are read or answered
+    uint64_t body_bytes_ = 0;
     Clock::time_point refused_logged_ = {};
     uint64_t refused_unlogged_ = 0;
     bool stopping_ = false;
@@ -241,7 +242,8 @@ UniqueFd ListenerImpl::accept_one(tcp::endpoint& peer) {
 
 void ListenerImpl::open(UniqueFd fd, const Peer& peer) {
     const std::string address = peer.address.to_string();
-    if (!make_room_of(address)) return;
+    const std::string key = host_key(address);
+    if (!make_room_of(key)) return;
     auto transport =
         options_.tls ? Transport::make_tls(std::move(fd), options_.tls->context(), Side::kServer)
                      : Result<Transport>(Transport(std::move(fd)));
@@ -251,7 +253,7 @@ void ListenerImpl::open(UniqueFd fd, const Peer& peer) {
     }
     const auto connection =
         std::make_shared<Connection>(context_, *this, std::move(*transport), address, peer.port);
-    ++pending_by_address_[address];
+    ++pending_by_address_[key];
     pending_.push_back(connection.get());
     connections_.insert(connection.get());
     asio::co_spawn(context_, connection->run(), [this, connection](std::exception_ptr exception) {
@@ -261,12 +263,11 @@ void ListenerImpl::open(UniqueFd fd, const Peer& peer) {
 }
 
 // Silent for longer than that, or beyond all patience; those who said nothing first. nullptr: none.
-Connection* ListenerImpl::replaceable(const std::string* address,
-                                      Clock::duration silence_max) const {
+Connection* ListenerImpl::replaceable(const std::string* key, Clock::duration silence_max) const {
     Connection* slow = nullptr;
     const auto now = Clock::now();
     for (Connection* connection : pending_) {
-        if (address != nullptr && connection->address() != *address) continue;
+        if (key != nullptr && connection->key() != *key) continue;
         const auto age = now - connection->since();
         if (age >= silence_max && !connection->has_spoken()) return connection;
         if (slow == nullptr && age >= options_.handshake.patience) slow = connection;
@@ -275,14 +276,14 @@ Connection* ListenerImpl::replaceable(const std::string* address,
 }
 
 // One more handshake of that address; whoever has all its places loses one of his own.
-bool ListenerImpl::make_room_of(const std::string& address) {
-    const auto entry = pending_by_address_.find(address);
+bool ListenerImpl::make_room_of(const std::string& key) {
+    const auto entry = pending_by_address_.find(key);
     if (entry == pending_by_address_.end() ||
         entry->second < options_.handshake.pending_per_address_max) {
         return true;
     }
-    Connection* old = replaceable(&address, Clock::duration::zero());
-    log_refused("too many handshakes at once from " + address + ", " +
+    Connection* old = replaceable(&key, Clock::duration::zero());
+    log_refused("too many handshakes at once from " + key + ", " +
                 (old != nullptr ? "the oldest" : "the newest") + " was closed");
     if (old == nullptr) return false;
     old->drop();
@@ -293,8 +294,8 @@ bool ListenerImpl::make_room_of(const std::string& address) {
 Clock::time_point ListenerImpl::make_room() {
     const std::string* most = nullptr;
     uint32_t most_count = 1;
-    for (const auto& [address, count] : pending_by_address_) {
-        if (count > most_count) most = &address, most_count = count;
+    for (const auto& [key, count] : pending_by_address_) {
+        if (count > most_count) most = &key, most_count = count;
     }
     Connection* old = most != nullptr ? replaceable(most, kSilenceMax) : nullptr;
     if (old == nullptr) old = replaceable(nullptr, kSilenceMax);
@@ -306,14 +307,13 @@ Clock::time_point ListenerImpl::make_room() {
 
 void ListenerImpl::end_handshake(Connection& connection) {
     pending_.remove(&connection);
-    const auto entry = pending_by_address_.find(connection.address());
+    const auto entry = pending_by_address_.find(connection.key());
     if (--entry->second == 0) pending_by_address_.erase(entry);
     wake_.cancel();
 }
 
-bool ListenerImpl::try_begin_http(const std::string& address) {
+bool ListenerImpl::try_begin_http(const std::string& key) {
     const HttpLimits& limits = options_.http_limits;
-    const std::string key = host_key(address);
     const auto same = http_by_address_.find(key);
     // The address's own first: that frees a place of all, too.
     if (same != http_by_address_.end() &&
@@ -333,27 +333,38 @@ bool ListenerImpl::drop_oldest(const Idle& idle) {
     return true;
 }
 
-bool ListenerImpl::take_body_room(uint64_t bytes) {
-    if (body_bytes_ + bytes > options_.http_limits.bodies_bytes_max) return false;
+bool ListenerImpl::take_body_room(const std::string& key, uint64_t bytes) {
+    const HttpLimits& limits = options_.http_limits;
+    Client& client = http_by_address_.at(key);
+    if (body_bytes_ + bytes > limits.bodies_bytes_max ||
+        client.body_bytes + bytes > limits.bodies_bytes_per_address_max) {
+        return false;
+    }
     body_bytes_ += bytes;
+    client.body_bytes += bytes;
     return true;
+}
+
+void ListenerImpl::give_body_room(const std::string& key, uint64_t bytes) {
+    body_bytes_ -= bytes;
+    http_by_address_.at(key).body_bytes -= bytes;
 }
 
 void ListenerImpl::begin_idle(Connection& connection) {
     const std::pair entry(connection.idle_since(), &connection);
     idle_.insert(entry);
-    http_by_address_.at(host_key(connection.address())).idle.insert(entry);
+    http_by_address_.at(connection.key()).idle.insert(entry);
 }
 
 void ListenerImpl::end_idle(Connection& connection) {
     const std::pair entry(connection.idle_since(), &connection);
     idle_.erase(entry);
-    http_by_address_.at(host_key(connection.address())).idle.erase(entry);
+    http_by_address_.at(connection.key()).idle.erase(entry);
 }
 
-void ListenerImpl::end_http(const std::string& address) {
+void ListenerImpl::end_http(const std::string& key) {
     --http_;
-    const auto entry = http_by_address_.find(host_key(address));
+    const auto entry = http_by_address_.find(key);
     if (--entry->second.connections == 0) http_by_address_.erase(entry);
 }
 

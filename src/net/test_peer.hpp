@@ -4,6 +4,7 @@
 // call.
 #pragma once
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -78,10 +79,15 @@ inline FdPair socket_pair() {
     return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-inline UniqueFd connect_to(uint16_t port) {
+// `from`: an address of this machine's 127.0.0.0/8, if another client is meant.
+inline UniqueFd connect_to(uint16_t port, const char* from = nullptr) {
     UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
     sockaddr_in address = {};
     address.sin_family = AF_INET;
+    if (from != nullptr) {
+        KVASIR_CHECK(::inet_pton(AF_INET, from, &address.sin_addr) == 1);
+        KVASIR_CHECK(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    }
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(port);
     KVASIR_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
@@ -134,8 +140,8 @@ class RawPeer {
 public:
     explicit RawPeer(Transport transport) : transport_(std::move(transport)) {}
     // A client of a listener on this machine. Over TLS the handshake is done when it returns.
-    RawPeer(uint16_t port, bool tls) {
-        UniqueFd fd = connect_to(port);
+    RawPeer(uint16_t port, bool tls, const char* from = nullptr) {
+        UniqueFd fd = connect_to(port, from);
         if (!tls) {
             transport_.emplace(std::move(fd));
             return;

@@ -39,10 +39,10 @@ Result<Endpoint> parse_listen(const std::string& address);
 struct HandshakeLimits {
     std::chrono::milliseconds deadline{10000};  // for the whole handshake
     uint32_t header_bytes_max = 8192;
-    // Of a listener: handshakes under way, in all and of one IP address. When they are full, a new
-    // connection takes the place of the oldest one that has said nothing, or else of the oldest one
-    // beyond `patience`. If there is none, it waits in the backlog (full in all) or is closed (of
-    // one address).
+    // Of a listener: handshakes under way, in all and of one IP address (a /64 of IPv6). When they
+    // are full, a new connection takes the place of the oldest one that has said nothing, or else
+    // of the oldest one beyond `patience`. If there is none, it waits in the backlog (full in all)
+    // or is closed (of one address).
     uint32_t pending_max = 64;
     uint32_t pending_per_address_max = 32;
     std::chrono::milliseconds patience{1000};

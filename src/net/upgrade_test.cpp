@@ -1,6 +1,5 @@
 #include "net/upgrade.hpp"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -19,6 +18,7 @@
 #include "base/check.hpp"
 #include "net/handshake.hpp"
 #include "net/test_frames.hpp"
+#include "net/test_peer.hpp"
 
 namespace kvasir::net {
 namespace {
@@ -26,6 +26,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Bytes;
 using testing::bytes_of;
+using testing::connect_to;
 using testing::control;
 using testing::frame;
 using testing::pattern;
@@ -74,20 +75,6 @@ private:
     std::string peer_;
     std::unique_ptr<Listener> listener_;
 };
-
-UniqueFd connect_to(uint16_t port) {
-    UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port);
-    KVASIR_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-    timeval timeout = {10, 0};
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-    const int on = 1;
-    ::setsockopt(fd.get(), IPPROTO_TCP, 1 /* TCP_NODELAY */, &on, sizeof(on));
-    return fd;
-}
 
 void send_text(int fd, std::string_view text) {
     (void)!::send(fd, text.data(), text.size(), MSG_NOSIGNAL);
@@ -471,30 +458,15 @@ TEST(Upgrade, ASlowHandshakeGivesItsPlaceOnceItIsBeyondPatience) {
     EXPECT_TRUE(is_open(slow[1].get()));
 }
 
-UniqueFd connect_from(const char* address, uint16_t port) {
-    UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in from = {};
-    from.sin_family = AF_INET;
-    KVASIR_CHECK(::inet_pton(AF_INET, address, &from.sin_addr) == 1);
-    KVASIR_CHECK(::bind(fd.get(), reinterpret_cast<sockaddr*>(&from), sizeof(from)) == 0);
-    sockaddr_in to = from;
-    to.sin_port = htons(port);
-    KVASIR_CHECK(::inet_pton(AF_INET, "127.0.0.1", &to.sin_addr) == 1);
-    KVASIR_CHECK(::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
-    timeval timeout = {10, 0};
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-    return fd;
-}
-
 // Silent ones from everywhere: whoever has most of them makes room for a good client.
 TEST(Upgrade, WhenAllPlacesAreTakenTheOldestSilentConnectionGoes) {
     HandshakeLimits limits;
     limits.pending_max = 5;
     limits.deadline = 30s;
     Hub hub(limits);
-    UniqueFd alone = connect_from("127.0.0.2", hub.port());
+    UniqueFd alone = connect_to(hub.port(), "127.0.0.2");
     std::vector<UniqueFd> many;
-    for (int i = 0; i < 4; ++i) many.push_back(connect_from("127.0.0.3", hub.port()));
+    for (int i = 0; i < 4; ++i) many.push_back(connect_to(hub.port(), "127.0.0.3"));
     const auto start = Clock::now();
     EXPECT_TRUE(dial(hub.endpoint()));
     EXPECT_TRUE(hub.next());
@@ -503,7 +475,7 @@ TEST(Upgrade, WhenAllPlacesAreTakenTheOldestSilentConnectionGoes) {
     for (int i = 1; i < 4; ++i) EXPECT_TRUE(is_open(many[static_cast<size_t>(i)].get()));
     EXPECT_TRUE(is_open(alone.get()));
     // Taken again, and nobody waits: nobody is sent away.
-    many.push_back(connect_from("127.0.0.3", hub.port()));
+    many.push_back(connect_to(hub.port(), "127.0.0.3"));
     EXPECT_FALSE(hub.next(300ms));
     EXPECT_TRUE(is_open(many[1].get()));
 }

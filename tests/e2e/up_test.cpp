@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
 #include <sstream>
 
+#include "net/own_address.hpp"
 #include "network_testing.hpp"
 
 namespace kvasir::e2e {
@@ -14,9 +18,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Program start_up(const std::string& state, const std::vector<std::string>& more) {
+Program start_up(const std::string& state, const std::vector<std::string>& more,
+                 const std::string& listen = "127.0.0.1:0") {
     std::vector<std::string> argv = {KVASIR_PROGRAM, "up",          "-m",        demo_model(),
-                                     "--listen",     "127.0.0.1:0", "--dev-tls", "--state",
+                                     "--listen",     listen,        "--dev-tls", "--state",
                                      state,          "--log-level", "debug"};
     argv.insert(argv.end(), more.begin(), more.end());
     ProgramOptions options;
@@ -67,6 +72,87 @@ TEST(Up, AnswersOnceTheShareIsHeld) {
     EXPECT_GT(pairs_of(json, "first"), 0u);
     EXPECT_GT(pairs_of(json, "second"), 0u);
     EXPECT_GT(json["pairs_local"], 0) << "all was held: 50 % was not what it began with";
+}
+
+std::set<std::string> keys_of(const Json& object) {
+    std::set<std::string> keys;
+    for (const auto& [key, value] : object.items()) keys.insert(key);
+    return keys;
+}
+
+// A program that reads the one can read the other.
+TEST(Up, ItsReportHasTheFieldsOfARun) {
+    const ScratchFolder scratch;
+    Program up = start_up(scratch.path("state"),
+                          {"--min-coverage", "10%", "-p", "Once upon a time", "-n", "2", "--json"});
+    Program worker = join(up, scratch, "w", "6M");
+    const Json json = report_of(up);
+    ASSERT_FALSE(json.is_null()) << worker.err();
+    const Json run = run_json(
+        {"run", "-m", demo_model(), "--workers", "1", "-p", "Once upon a time", "-n", "2"});
+    ASSERT_FALSE(run.is_null());
+    EXPECT_EQ(keys_of(json), keys_of(run));
+    EXPECT_TRUE(json.contains("logits_sha256"));
+    ASSERT_EQ(json["workers"].size(), 1u);
+    ASSERT_EQ(run["workers"].size(), 1u);
+    EXPECT_EQ(keys_of(json["workers"][0]), keys_of(run["workers"][0]));
+    EXPECT_TRUE(json["workers"][0].contains("pairs"));
+}
+
+// The line that it prints when it listens on all addresses, pasted as it is.
+TEST(Up, TheLineCanBePasted) {
+    const ScratchFolder scratch;
+    Program up = start_up(scratch.path("state"), {"-n", "8"}, "0.0.0.0:0");
+    const std::string url = up.word_after("--join ");
+    EXPECT_THAT(up.err(), HasSubstr("--public-url https://NAME:PORT"));
+    const auto own = net::own_addresses().v4;
+    if (!own) {  // no way out of this machine: nobody could dial it
+        EXPECT_THAT(url, HasSubstr("https://THIS-MACHINE:"));
+        return;
+    }
+    EXPECT_THAT(url, HasSubstr("https://" + *own + ":"));
+    Program worker = join(up, scratch, "w", "6M");
+    EXPECT_TRUE(worker.wait_for("joined " + *own + " with")) << worker.err();
+}
+
+TEST(Up, TheMarketsDatabaseLiesWhereItIsTold) {
+    const ScratchFolder scratch;
+    const std::string state = scratch.path("state"), db = scratch.path("elsewhere.sqlite");
+    const MarketProgram market(demo_model(), state, "127.0.0.1:0", {"--db", db});
+    std::ifstream file(db, std::ios::binary);
+    std::string begin(15, ' ');
+    file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+    EXPECT_EQ(begin, "SQLite format 3");
+    EXPECT_TRUE(std::filesystem::exists(state + "/market.key"));
+    EXPECT_FALSE(std::filesystem::exists(state + "/market.db"));
+}
+
+// Refused by its length, before it takes room that others need; with and without a relay.
+TEST(Up, NoBodyIsReadThatTheMarketWouldNotLookAt) {
+    const ScratchFolder scratch;
+    for (const bool has_relay : {true, false}) {
+        const std::string state = scratch.path(has_relay ? "with" : "without");
+        std::vector<std::string> more;
+        if (!has_relay) more = {"--relay-url", "wss://relay.example:443"};
+        const MarketProgram market(demo_model(), state, "127.0.0.1:0", more);
+        net::ClientTrust trust;
+        trust.ca_file = state + "/dev-cert.pem";
+        const auto client = net::HttpClient::make(trust);
+        ASSERT_TRUE(client) << client.error().detail;
+        net::HttpCall call;
+        call.method = "POST";
+        call.url = market.url() + "/api/v1/leases";
+        call.body = std::string((512 << 10) + 1, ' ');
+        const auto long_one = (*client)->call(call);
+        ASSERT_TRUE(long_one) << long_one.error().detail;
+        EXPECT_EQ(long_one->status, 413);
+        EXPECT_THAT(long_one->body, HasSubstr("the request body is too long"));
+        EXPECT_EQ(Json::parse(long_one->body)["error"]["code"], "limit");
+        call.body.pop_back();
+        const auto longest = (*client)->call(call);
+        ASSERT_TRUE(longest) << longest.error().detail;
+        EXPECT_EQ(longest->status, 403);
+    }
 }
 
 TEST(Up, PromptsComeFromItsInput) {

@@ -1,0 +1,23 @@
+// What nodes on other machines are told to dial, as far as we can know it.
+//
+// Used by Servers. Thread: pure function.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "net/own_address.hpp"
+#include "net/upgrade.hpp"
+
+namespace kvasir::apps {
+
+struct JoinUrl {
+    std::string url;
+    std::string hint;  // for a person, if the address is a guess
+};
+// For a port that listens on `listen` (whose own port may have been 0). Who listens on all
+// addresses is reached by one of `own`, or else by a name that a person has to fill in.
+JoinUrl join_url(const net::Endpoint& listen, uint16_t port, bool plain,
+                 const net::OwnAddresses& own);
+
+}  // namespace kvasir::apps
