@@ -1,6 +1,7 @@
 // A progress line on stderr for long readings: only on a terminal, only when they take a while.
 //
-// Used by slice and verify. Thread: one caller at a time. Owns: nothing outside itself.
+// Used by slice, verify, and whoever hashes a model for a market. Thread: one caller at a time.
+// Owns: nothing outside itself.
 // Limits: redrawn at most five times a second.
 #pragma once
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 
 #include "network_testing.hpp"
 
@@ -68,6 +69,49 @@ TEST(Lifetimes, ABackboneKeepsItsConnectionWhileItsTokensEnd) {
     const std::string metrics = Operator(market.url(), scratch.path("state")).text("/metrics");
     EXPECT_THAT(metrics, HasSubstr("kvasir_relay_replaced_total 0\n"));
     EXPECT_THAT(metrics, HasSubstr("kvasir_relay_cut_total{reason=\"expired\"} 0\n"));
+}
+
+// L4: a download goes on across its token's end, and fetches nothing twice.
+TEST(Lifetimes, ATokenEndsInMidDownload) {
+    const ScratchFolder scratch;
+    const std::string model = far_model(scratch);
+    constexpr int kTokenLife = 5;
+    MarketProgram market(model, scratch.path("state"), "127.0.0.1:0",
+                         {"--token-life", std::to_string(kTokenLife)});
+    // Eleven megabytes, one a second. What is cut off when the first token has ended is asked for
+    // again, and needs another one.
+    Program line(
+        {KVASIR_WAN, "--to", "127.0.0.1:" + market.port(), "--rtt-ms", "20", "--mbit", "8"});
+    ASSERT_TRUE(line.wait_for("listening "));
+    Program worker =
+        join_worker("https://127.0.0.1:" + line.word_after("listening "), market.worker_invite(),
+                    "slow", scratch.path("slow"), {.budget = "12M", .more = {}});
+    const auto has_part = [&] {
+        std::error_code none_yet;
+        for (const auto& entry :
+             std::filesystem::directory_iterator(scratch.path("slow"), none_yet))
+            if (entry.path().extension() == ".part") return true;
+        return false;
+    };
+    ASSERT_TRUE(eventually(has_part)) << worker.err();
+    const auto begin = Clock::now();
+    const auto ended = begin + std::chrono::seconds(kTokenLife + 1);
+    eventually([&] { return Clock::now() >= ended; });
+    EXPECT_THAT(worker.err(), Not(HasSubstr("slice ready: "))) << "too early: nothing is shown";
+    line.signal(SIGUSR1);
+    ASSERT_TRUE(worker.wait_for("slice ready: ")) << worker.err();
+    const std::chrono::duration<double> lasted = Clock::now() - begin;
+    const auto fetched = std::stoull("0" + worker.word_after("slice ready: "));
+    const auto received = std::stoull("0" + worker.word_after("ranges ("));
+    const auto found = std::stoull("0" + worker.word_after("received), "));
+    std::printf("%.1f s; at last %llu bytes fetched, %llu received, %llu were there\n",
+                lasted.count(), fetched, received, found);
+    EXPECT_EQ(fetched + found, 9 * kExpertBytes) << worker.err();
+    EXPECT_LE(received, fetched + fetched / 100) << worker.err();
+    EXPECT_TRUE(worker.wait_for("worker: serving ")) << worker.err();
+    const Outcome verified = kvasir({"verify", slice_in(scratch.path("slow")), "--model", model,
+                                     "--cache-dir", scratch.path("manifests")});
+    EXPECT_EQ(verified.exit_code, 0) << verified.err;
 }
 
 // ---- leases ----

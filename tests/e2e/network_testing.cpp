@@ -39,10 +39,60 @@ void MarketProgram::start(const std::string& where) {
     backbone_invite_ = program_.word_after("invite backbone: ");
 }
 
-void MarketProgram::kill_and_restart() {
+void MarketProgram::kill() {
     program_.signal(SIGKILL);
     program_.wait();
+}
+
+void MarketProgram::restart() {
     start("127.0.0.1:" + port());
+}
+
+void MarketProgram::kill_and_restart() {
+    kill();
+    restart();
+}
+
+RelayElsewhere::RelayElsewhere(const std::string& model, const std::string& state,
+                               const std::string& log_level,
+                               const std::vector<std::string>& market_more,
+                               const std::string& rtt_ms)
+    : relay_({"/bin/true"}) {
+    std::string url;
+    {
+        MarketProgram first(model, state, "127.0.0.1:0", {"--relay-url", "ws://127.0.0.1:1"});
+        url = first.url();
+        command_ = {KVASIR_PROGRAM,      "relay",
+                    "--market",          first.program().word_after("--market "),
+                    "--market-key",      first.program().word_after("--market-key "),
+                    "--market-pin",      first.program().word_after("--market-pin "),
+                    "--revoked-every-s", "1",
+                    "--log-level",       log_level};
+    }
+    start_relay("127.0.0.1:0");
+    std::string to_relay = relay_.word_after("listening on ");
+    if (!rtt_ms.empty()) {
+        line_.emplace(to_relay, rtt_ms);
+        to_relay = "ws://" + line_->url.substr(line_->url.rfind('/') + 1);
+    }
+    std::vector<std::string> more = {"--relay-url", to_relay};
+    more.insert(more.end(), market_more.begin(), market_more.end());
+    market_ = std::make_unique<MarketProgram>(model, state, url.substr(url.rfind('/') + 1), more);
+    EXPECT_EQ(market_->url(), url);
+}
+
+void RelayElsewhere::start_relay(const std::string& where) {
+    std::vector<std::string> argv = command_;
+    argv.insert(argv.end(), {"--listen", where});
+    relay_ = Program(argv);
+    EXPECT_TRUE(relay_.wait_for("listening on ws://")) << relay_.err();
+}
+
+void RelayElsewhere::kill_and_restart_relay() {
+    const std::string where = relay_.word_after("listening on ws://");
+    relay_.signal(SIGKILL);
+    relay_.wait();
+    start_relay(where);
 }
 
 Operator::Operator(std::string url, const std::string& state) : url_(std::move(url)) {
@@ -85,6 +135,13 @@ Json Operator::node(const std::string& name) {
         if (node["name"] == name) return node;
     }
     return nullptr;
+}
+
+bool Operator::serves(const std::string& name) {
+    return eventually([&] {
+        const Json row = node(name);
+        return !row.is_null() && row["leases_serving"] > 0 && row["leases_loading"] == 0;
+    });
 }
 
 bool Operator::all_served() {

@@ -31,7 +31,10 @@ public:
     const std::string& worker_invite() const { return worker_invite_; }
     const std::string& backbone_invite() const { return backbone_invite_; }
 
-    // kill -9, and another one with the same address, state and database; its invites are others.
+    // kill -9.
+    void kill();
+    // Another one with the same address, state and database; its invites are others.
+    void restart();
     void kill_and_restart();
 
 private:
@@ -45,6 +48,44 @@ private:
     std::string worker_invite_, backbone_invite_;
 };
 
+// A long way to the market (or relay): a worker at its end that holds an expert sets the pace of a
+// text, as each token costs at least a round trip to it, however fast the machine is.
+struct FarLine {
+    Program program;
+    std::string url;
+
+    FarLine(const std::string& market_url, const std::string& rtt_ms)
+        : program({KVASIR_WAN, "--to", market_url.substr(market_url.rfind('/') + 1), "--rtt-ms",
+                   rtt_ms, "--jitter-ms", "0", "--mbit", "500"}) {
+        EXPECT_TRUE(program.wait_for("listening "));
+        url = "https://127.0.0.1:" + program.word_after("listening ");
+    }
+};
+
+// A market, and a `kvasir relay` of its own (without TLS) that asks it every second what was
+// revoked. The relay was there first. With `rtt_ms` everybody has a long way to the relay.
+class RelayElsewhere {
+public:
+    RelayElsewhere(const std::string& model, const std::string& state,
+                   const std::string& log_level = "info",
+                   const std::vector<std::string>& market_more = {},
+                   const std::string& rtt_ms = {});
+
+    Program& relay() { return relay_; }
+    MarketProgram& market() { return *market_; }
+    const FarLine& line() const { return *line_; }
+    // kill -9 of the relay alone, and another one with the same address.
+    void kill_and_restart_relay();
+
+private:
+    void start_relay(const std::string& where);
+
+    std::vector<std::string> command_;  // of the relay, but for --listen
+    Program relay_;
+    std::optional<FarLine> line_;
+    std::unique_ptr<MarketProgram> market_;
+};
+
 // What the operator of the market behind `url` sees and does; its secret is in the folder `state`.
 class Operator {
 public:
@@ -56,6 +97,8 @@ public:
     std::string text(const std::string& path) { return send("GET", path, {}).value_or(""); }
     // The row of the node of that name in /api/v1/nodes; null if there is none.
     Json node(const std::string& name);
+    // Waits until its leases are proven, also where no backbone is there to say hello to.
+    bool serves(const std::string& name);
     // Every expert is held by a proven worker with a live lease.
     bool all_served();
 
@@ -86,19 +129,5 @@ Program join_backbone(const std::string& model, const std::string& url, const st
 // Waits for the end of a program that prints a report; null (and a test failure) unless it ends
 // well.
 Json report_of(const Program& program, unsigned seconds = 240);
-
-// A long way to the market: a worker at its end that holds an expert sets the pace of a text, as
-// each token costs at least a round trip to it, however fast the machine is.
-struct FarLine {
-    Program program;
-    std::string url;
-
-    FarLine(const std::string& market_url, const std::string& rtt_ms)
-        : program({KVASIR_WAN, "--to", market_url.substr(market_url.rfind('/') + 1), "--rtt-ms",
-                   rtt_ms, "--jitter-ms", "0", "--mbit", "500"}) {
-        EXPECT_TRUE(program.wait_for("listening "));
-        url = "https://127.0.0.1:" + program.word_after("listening ");
-    }
-};
 
 }  // namespace kvasir::e2e

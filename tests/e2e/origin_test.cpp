@@ -213,22 +213,13 @@ TEST(Origin, NoSecretStandsInALogOrInTheDatabase) {
     std::ofstream(auth) << secret << "\n";
     std::filesystem::permissions(auth, std::filesystem::perms::owner_read);
     const std::string state = scratch.path("state");
-    std::string url, key, pin;
-    {
-        MarketProgram first(demo_model(), state, "127.0.0.1:0",
-                            {"--relay-url", "ws://127.0.0.1:1"});
-        url = first.program().word_after("--market ");
-        key = first.program().word_after("--market-key ");
-        pin = first.program().word_after("--market-pin ");
-    }
-    Program relay({KVASIR_PROGRAM, "relay", "--listen", "127.0.0.1:0", "--market-key", key,
-                   "--market", url, "--market-pin", pin, "--revoked-every-s", "1", "--log-level",
-                   "debug"});
-    ASSERT_TRUE(relay.wait_for("listening on ws://")) << relay.err();
     // A token is renewed several times on the way.
-    MarketProgram market(demo_model(), state, url.substr(url.rfind('/') + 1),
-                         {"--relay-url", relay.word_after("listening on "), "--origin",
-                          origin.folder(), "--token-life", "5", "--log-level", "debug"});
+    RelayElsewhere swarm(
+        demo_model(), state, "debug",
+        {"--origin", origin.folder(), "--token-life", "5", "--log-level", "debug"});
+    Program& relay = swarm.relay();
+    MarketProgram& market = swarm.market();
+    const std::string url = market.url();
     const auto join = [&](const std::string& invite, const std::string& name) {
         return Program({KVASIR_PROGRAM, "worker", "--join", url, "--invite", invite, "--name", name,
                         "--cache", scratch.path(name), "--budget", "64M", "--ca",

@@ -13,6 +13,9 @@
 //     fsync=lost              the first fsync fails with EIO, and 4096 bytes in the middle of that
 //                             file never reached the disk: the cache shows them until it is
 //                             dropped (posix_fadvise) or the file gets another name
+//     copies                  every fsync that succeeds leaves a copy of the file beside it, named
+//                             FILE.synced: what is there after a power cut (always, whatever
+//                             KVASIR_BAD_DISK_WHILE says)
 //   ERROR is ENOSPC, EIO, EDQUOT or EOPNOTSUPP. For example
 //   write=ENOSPC@100000,fallocate=EOPNOTSUPP
 // Thread: any. Limits: writes through stdio are not seen (glibc does not call itself by name).
@@ -55,6 +58,7 @@ struct Plan {
     std::string under, like, during;
     int write = 0, fsync = 0, ftruncate = 0, fallocate = 0, rename = 0, create = 0;
     long long room = 0;
+    bool copies = false;
 
     Plan() {
         const char* folder = std::getenv("KVASIR_BAD_DISK_UNDER");
@@ -70,6 +74,10 @@ struct Plan {
         }
     }
     void take(std::string_view item) {
+        if (item == "copies") {
+            copies = true;
+            return;
+        }
         const size_t is = item.find('=');
         if (is == item.npos) std::abort();
         const std::string_view call = item.substr(0, is);
@@ -104,21 +112,29 @@ Function* next(const char* name) {
     return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
 }
 
-bool is_bad(std::string_view path) {
+bool is_meant(std::string_view path) {
     const Plan& now = plan();
-    if (now.under.empty() || path.substr(0, now.under.size()) != now.under ||
-        path.find(now.like) == path.npos)
-        return false;
-    return now.during.empty() || ::access(now.during.c_str(), F_OK) == 0;
+    return !now.under.empty() && path.substr(0, now.under.size()) == now.under &&
+           path.find(now.like) != path.npos;
+}
+
+bool is_bad(std::string_view path) {
+    if (!is_meant(path)) return false;
+    return plan().during.empty() || ::access(plan().during.c_str(), F_OK) == 0;
+}
+
+// Empty if it has none.
+std::string path_of(int fd) {
+    char path[PATH_MAX];
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    const ssize_t size = ::readlink(link.c_str(), path, sizeof(path));
+    return size > 0 ? std::string(path, static_cast<size_t>(size)) : std::string();
 }
 
 bool is_bad(int fd) {
     if (plan().under.empty()) return false;
     const int errno_before = errno;
-    char path[PATH_MAX];
-    const std::string link = "/proc/self/fd/" + std::to_string(fd);
-    const ssize_t size = ::readlink(link.c_str(), path, sizeof(path));
-    const bool bad = size > 0 && is_bad(std::string_view(path, static_cast<size_t>(size)));
+    const bool bad = is_bad(path_of(fd));
     errno = errno_before;
     return bad;
 }
@@ -171,8 +187,35 @@ void lose(int fd) {
     (void)!::syscall(SYS_pwrite64, fd, kZeros, sizeof(kZeros), info.st_size / 2);
 }
 
+// The file as it is now, under another name at once. By system calls, which nothing here sees.
+void copy_synced(int fd) {
+    const std::string path = path_of(fd);
+    if (!is_meant(path)) return;
+    const std::string part = path + ".syncing", whole = path + ".synced";
+    const int from =
+        static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path.c_str(), O_RDONLY | O_CLOEXEC));
+    const int to = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, part.c_str(),
+                                              O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    struct stat info = {};
+    if (from < 0 || to < 0 || ::fstat(from, &info) != 0) std::abort();
+    for (off_t left = info.st_size; left > 0;) {
+        const auto done = ::syscall(SYS_copy_file_range, from, nullptr, to, nullptr,
+                                    static_cast<size_t>(left), 0);
+        if (done <= 0) std::abort();
+        left -= done;
+    }
+    ::close(from);
+    ::close(to);
+    if (::syscall(SYS_renameat2, AT_FDCWD, part.c_str(), AT_FDCWD, whole.c_str(), 0) != 0)
+        std::abort();
+}
+
 int sync_file(int fd, const char* call) {
-    if (plan().fsync == 0 || !is_bad(fd)) return next<int(int)>(call)(fd);
+    if (plan().fsync == 0 || !is_bad(fd)) {
+        const int result = next<int(int)>(call)(fd);
+        if (result == 0 && plan().copies) copy_synced(fd);
+        return result;
+    }
     if (plan().fsync != kLost) return failing(plan().fsync);
     struct stat info = {};
     static std::atomic<bool> has_failed{false};

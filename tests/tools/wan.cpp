@@ -5,7 +5,8 @@
 //
 // Prints "listening PORT". Each direction of each connection is a queue of pieces with a time
 // before which they may not leave; the rate is shared by all connections of a direction, as on one
-// line. A stall holds everything; a cut resets every connection. One thread, until SIGTERM.
+// line. A stall holds everything; a cut resets every connection. One thread, until SIGTERM. SIGUSR1
+// cuts now; from SIGUSR2 on it is a good line.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -73,7 +74,7 @@ struct Pair {
 constexpr size_t kQueueBytesMax = 512 << 10;  // more is not read: the sender feels the line
 constexpr size_t kReadBytes = 16 << 10;
 
-volatile std::sig_atomic_t g_stop = 0;
+volatile std::sig_atomic_t g_stop = 0, g_cut = 0, g_good = 0;
 
 [[noreturn]] void usage(const std::string& what) {
     std::fprintf(stderr, "wan: %s\n", what.c_str());
@@ -147,12 +148,23 @@ public:
 private:
     void step() {
         const Time now = Clock::now();
+        if (g_good != 0) {
+            g_good = 0;
+            options_.rtt_ms = options_.jitter_ms = 0;
+            options_.mbit = 10'000;
+            options_.stall_every_ms = options_.cut_every_ms = 0;
+            stalled_until_ = {};
+        }
         if (options_.stall_every_ms > 0 && now >= next_stall_) {
             stalled_until_ = now + milliseconds(options_.stall_ms);
             next_stall_ = stalled_until_ + milliseconds(options_.stall_every_ms);
         }
         if (options_.cut_every_ms > 0 && now >= next_cut_) {
             next_cut_ = now + milliseconds(options_.cut_every_ms);
+            for (Pair& pair : pairs_) pair.up.broken = true;
+        }
+        if (g_cut != 0) {
+            g_cut = 0;
             for (Pair& pair : pairs_) pair.up.broken = true;
         }
         for (auto it = pairs_.begin(); it != pairs_.end();) {
@@ -284,7 +296,7 @@ private:
         }
     }
 
-    const Options options_;
+    Options options_;
     std::mt19937 random_;
     int listener_ = -1;
     std::list<Pair> pairs_;
@@ -297,6 +309,8 @@ private:
 int main(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGTERM, [](int) { g_stop = 1; });
+    std::signal(SIGUSR1, [](int) { g_cut = 1; });
+    std::signal(SIGUSR2, [](int) { g_good = 1; });
     const Options options = parse(argc, argv);
     return Wan(options).run();
 }
