@@ -76,7 +76,7 @@ Status Route::on_move(const wire::Move& move, net::Deadline now) {
     const bool stays = (moving.is_away ? moving.away->endpoint : home_.endpoint) != endpoint();
     moving.dial_at = now + part_of(std::min(within, stays ? kStayMax : kAwayMax), moving.part);
     moving.leave_at = stays ? moving.dial_at : now;
-    moving.within = std::min(within, kStayMax);
+    moving.others_by = now + std::min(within, kStayMax);
     moving_ = std::move(moving);
     return usable;
 }
@@ -88,7 +88,7 @@ void Route::on_company(bool has_company, net::Deadline now) {
     } else if (alone_until_ == net::Deadline::max()) {
         // Not all at once, as ever.
         const double part = std::uniform_real_distribution<double>(0, 0.5)(random_);
-        alone_until_ = now + alone_ + part_of(alone_, part);
+        alone_until_ = std::max(now, others_by_) + alone_ + part_of(alone_, part);
     }
 }
 
@@ -113,7 +113,8 @@ Route::End Route::on_end(net::Deadline now) {
     end.pause = std::clamp(left, milliseconds(0), part_of(kAwayMax, moving_->part));
     away_ = std::move(moving_->away);
     is_away_ = moving_->is_away;
-    alone_ = std::max(alone_first_, moving_->within);
+    alone_ = alone_first_;
+    others_by_ = moving_->others_by;
     moving_.reset();
     return end;
 }

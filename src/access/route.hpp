@@ -42,8 +42,8 @@ public:
     static constexpr std::chrono::milliseconds kAwayMax = std::chrono::minutes(1);
     // A connection that lasted so long was a good one.
     static constexpr std::chrono::milliseconds kStable = std::chrono::seconds(5);
-    // With nobody to work with a node stays so long where a MOVE led, and up to half as long again;
-    // each time twice as long as the time before.
+    // With nobody to work with a node stays so long where a MOVE led (counted from when the others
+    // should have come, too), and up to half as long again. Doubled each time, up to kAloneMax.
     static constexpr std::chrono::milliseconds kAloneFirst = std::chrono::minutes(1);
     static constexpr std::chrono::milliseconds kAloneMax = std::chrono::minutes(10);
 
@@ -90,8 +90,8 @@ private:
         net::Deadline leave_at{};
         net::Deadline dial_at{};
         std::optional<RelayAddress> away;
-        bool is_away = false;                // dials `away`
-        std::chrono::milliseconds within{};  // the others come within that
+        bool is_away = false;       // dials `away`
+        net::Deadline others_by{};  // they were told as well
     };
 
     // Constant after construction.
@@ -104,6 +104,7 @@ private:
     bool is_away_ = false;  // away_ is the one to dial
     net::Deadline attached_at_{};
     std::optional<Moving> moving_;
+    net::Deadline others_by_{};                         // that the MOVE to away_ was for
     std::chrono::milliseconds alone_;                   // the next time alone
     net::Deadline alone_until_ = net::Deadline::max();  // of the connection
 };

@@ -200,11 +200,17 @@ TEST(Route, WaitsForThoseWhoMoveLater) {
     Clocked node;
     node.route.on_attached(node.now);
     ASSERT_TRUE(node.move(600s, "ws://away:2"));
+    const auto others_by = node.now + 600s;
     node.now = node.route.leave_at();
     (void)node.route.on_end(node.now);
     node.route.on_attached(node.now);
     node.route.on_company(false, node.now);
-    EXPECT_GE(node.route.leave_at(), node.now + 600s);
+    EXPECT_GE(node.route.leave_at(), others_by + Route::kAloneFirst);
+    EXPECT_LE(node.route.leave_at(), others_by + Route::kAloneFirst * 3 / 2);
+    // One that comes first and goes again does not mean that all were there.
+    node.route.on_company(true, node.now);
+    node.route.on_company(false, node.now);
+    EXPECT_GE(node.route.leave_at(), others_by + Route::kAloneFirst);
     // Cut off before, it is a lost connection as any.
     node.now += 6s;
     EXPECT_FALSE(node.route.on_end(node.now).pause);

@@ -10,7 +10,7 @@ JoinUrl join_url(const net::Endpoint& listen, uint16_t port, bool plain,
     std::optional<std::string> host = listen.host;
     const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
     if (any) host = listen.host == "::" ? own.v6 : own.v4;
-    if (listen.host.empty() && !host) host = own.v6;  // that is of both kinds
+    if (listen.host.empty() && !host) host = own.v6;  // ":PORT" listens on both kinds
     if (!host) {
         return {scheme + "THIS-MACHINE:" + std::to_string(port),
                 "write this machine's name or address for THIS-MACHINE below, or give "

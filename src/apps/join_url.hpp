@@ -1,6 +1,6 @@
-// What nodes on other machines are told to dial, as far as we can know it.
+// The URL that nodes on other machines are told to dial, as far as we can know it.
 //
-// Used by Servers. Thread: pure function.
+// Used by Servers. Thread: any (a pure function). Owns: nothing. Limits: none.
 #pragma once
 
 #include <cstdint>

@@ -362,7 +362,7 @@ TEST_F(MarketTest, OnlyTheOperatorOperates) {
     EXPECT_EQ(db.find(secret), std::string::npos);
 }
 
-// A relay's clock may be an hour behind: until then it would let an expired token in.
+// A relay's clock may be an hour behind; for as long, it would let an expired token in.
 TEST_F(MarketTest, ARevokedTokenIsListedForAnHourAfterItExpired) {
     open();
     Node node(handler_);

@@ -69,8 +69,8 @@ struct Bank {
 
 class ExpertEngine {
 public:
-    // `threads` >= 1. `kernels`: null for the fastest that this processor runs. Errors:
-    // kEnvironment.
+    // `threads` >= 1. `kernels`: must outlive the engine and its banks; null for the fastest that
+    // this processor runs. Errors: kEnvironment.
     static Result<std::unique_ptr<ExpertEngine>> make(ggml_backend_device* device, uint32_t threads,
                                                       ComputeWith with = ComputeWith::kKernels,
                                                       const kernels::Kernels* kernels = nullptr);

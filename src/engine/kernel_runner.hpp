@@ -20,7 +20,7 @@ namespace kvasir::engine {
 
 class KernelRunner {
 public:
-    // kernels: null for the fastest that this processor runs.
+    // `kernels`: must outlive this and its plans; null for the fastest that this processor runs.
     explicit KernelRunner(uint32_t threads, const kernels::Kernels* kernels = nullptr);
     ~KernelRunner();
 

@@ -148,7 +148,7 @@ void Connection::leave_handshake() {
     owner_.end_handshake(*this);
 }
 
-// Saying a length takes nothing of anybody: only what was really sent does.
+// A length that is only announced takes nobody's room: only bytes that have come do.
 bool Connection::take_body_room() {
     const uint64_t bytes = parser_->body_bytes();
     if (bytes <= body_room_) return true;
@@ -331,7 +331,8 @@ asio::awaitable<void> Connection::upgrade() {
 // ---- endings ----
 
 asio::awaitable<void> Connection::refuse_broken() {
-    const int status = parser_->refusal_status();
+    int status = parser_->refusal_status();
+    if (status == 0 && parser_->head_done()) status = 400;
     if (status == 0) {
         owner_.log_refused(peer() + ": does not speak HTTP");
         co_await linger();

@@ -50,6 +50,7 @@ public:
     virtual const ListenerOptions& options() const = 0;
     virtual const Listener::OnStream& on_stream() const = 0;
     virtual const std::shared_ptr<Home>& home() const = 0;
+    // In all of these `key` is host_key() of the peer's address.
     // A connection's handshake is over: it counts as one of HTTP from now on, unless there are too
     // many (false).
     virtual bool try_begin_http(const std::string& key) = 0;

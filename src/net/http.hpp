@@ -30,7 +30,8 @@ struct HttpLimits {
     uint32_t header_bytes_max = 16 << 10;
     uint32_t body_bytes_max = 1 << 20;
     // Of bodies as far as they have come, until their answers are there: of all requests, and of
-    // those of one address (a /64 of IPv6). Beyond these a request is refused (kBusy).
+    // those of one address (a /64 of IPv6). Beyond these a request is refused (kBusy). Sizes: the
+    // memory may be twice as much.
     uint64_t bodies_bytes_max = 64 << 20;
     uint64_t bodies_bytes_per_address_max = 8 << 20;
     std::chrono::milliseconds request_deadline{15000};  // from the first byte to the last

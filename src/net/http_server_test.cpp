@@ -344,8 +344,22 @@ TEST_P(HttpServer, BodiesThatAreOnlyPromisedTakeNoRoom) {
     EXPECT_EQ(ask(post("/", 1000, 1000)).status, 200);
 }
 
-// A client that takes its time with the answer holds no room meanwhile: nor does one that is told
-// that its request is none.
+// What the parser waits for the end of without keeping it must not grow us.
+TEST_P(HttpServer, ALineInABodyThatDoesNotEndIsRefused) {
+    HttpLimits limits;
+    limits.request_deadline = 120s;
+    listen(echo, limits);
+    for (const std::string begin : {"1;", "0\r\nName: "}) {
+        RawPeer peer = connect();
+        peer.write("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + begin);
+        peer.write(std::string(limits.header_bytes_max + (16 << 10), 'x'));
+        const std::string answer = peer.read_header();
+        EXPECT_TRUE(answer.starts_with("HTTP/1.1 4")) << begin << ": " << answer;
+    }
+}
+
+// A client that takes its time with the answer holds no room meanwhile, nor does one whose request
+// was malformed.
 TEST_P(HttpServer, RoomForABodyIsGivenBackBeforeTheAnswerIsSent) {
     HttpLimits limits;
     limits.bodies_bytes_max = limits.bodies_bytes_per_address_max = 1000;

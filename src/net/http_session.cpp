@@ -148,6 +148,12 @@ asio::awaitable<bool> Connection::feed(bool (RequestParser::*until)() const) {
             co_return false;
         }
         if (((*parser_).*until)()) co_return true;
+        // Of what is neither head nor body (extensions of chunks, trailers) the parser keeps
+        // nothing and bounds nothing: it asks for more until a line is whole.
+        if (parser_->head_done() && input_.size() > owner_.options().http_limits.header_bytes_max) {
+            co_await refuse_broken();
+            co_return false;
+        }
         if (!co_await fill()) co_return false;
     }
 }

@@ -10,6 +10,7 @@ namespace kvasir::net {
 namespace {
 
 constexpr uint16_t kDiscardPort = 9;
+constexpr int kPreferPublic = 2;  // IPV6_PREFER_SRC_PUBLIC, of a header that libc's excludes
 
 // Connecting a UDP socket chooses a route and with it our address, and sends nothing.
 template <class Address>
@@ -17,6 +18,11 @@ bool choose_route(Address& address) {
     auto* plain = reinterpret_cast<sockaddr*>(&address);
     socklen_t size = sizeof(address);
     const UniqueFd fd(::socket(plain->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    // Not an address that privacy extensions change every day. Where that is not known, any.
+    const int choice = kPreferPublic;
+    if (fd && plain->sa_family == AF_INET6) {
+        ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_ADDR_PREFERENCES, &choice, sizeof(choice));
+    }
     return fd && ::connect(fd.get(), plain, size) == 0 &&
            ::getsockname(fd.get(), plain, &size) == 0;
 }
@@ -29,7 +35,10 @@ std::optional<std::string> own_v4() {
     ::inet_pton(AF_INET, "203.0.113.1", &address.sin_addr);
     if (!choose_route(address)) return std::nullopt;
     const uint32_t bits = ntohl(address.sin_addr.s_addr);
-    if (bits == INADDR_ANY || bits >> 24 == IN_LOOPBACKNET) return std::nullopt;
+    constexpr uint32_t kLinkLocal = 0xa9fe;  // 169.254.0.0/16
+    if (bits == INADDR_ANY || bits >> 24 == IN_LOOPBACKNET || bits >> 16 == kLinkLocal) {
+        return std::nullopt;
+    }
     char text[INET_ADDRSTRLEN] = {};
     return ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text));
 }

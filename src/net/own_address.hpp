@@ -1,4 +1,5 @@
-// The addresses of this machine that others may reach it by. Used by who prints a line to paste.
+// The addresses of this machine that others may reach it by. Used by whoever prints a line to
+// paste.
 //
 // Thread: any. Owns: nothing. Limits: none. No packet is sent.
 #pragma once

@@ -151,7 +151,7 @@ bool fill_batch(const Captured& captured, backbone::LayerBatch& batch) {
     return true;
 }
 
-// As above, for one bank; says so.
+// compute_locally for a split with one bank; the log says which, as tests count these lines.
 ggml_status compute_as_graph(BackendContext& context, ggml_cgraph* graph, LayerKey layer) {
     if (log_enabled(LogLevel::kDebug)) {
         log(LogLevel::kDebug, "plugin",
