@@ -125,6 +125,24 @@ TEST(RelayedWorker, StaysWhereItWentWhileABackboneIsThere) {
     EXPECT_TRUE(home.attached());
 }
 
+// It has nobody to say DRAIN to, and is leaving only because it was alone.
+TEST(RelayedWorker, StaysWithABackboneThatComesWhileItLeavesForLoneliness) {
+    Relay home, next;
+    constexpr auto kAlone = 50ms;
+    Running worker(
+        home, [](WorkerOptions& options) { options.drain_quiet = options.drain_max = 20s; },
+        kAlone);
+    auto old = home.attached();
+    ASSERT_TRUE(old && old->move(1ms, next.url()));
+    ASSERT_TRUE(old->is_heard());
+    old.reset();  // it need not finish there
+    auto away = next.attached();
+    ASSERT_TRUE(away);
+    EXPECT_EQ(away->next(1000ms).type, FrameType{0});
+    ASSERT_TRUE(away->peer_up()) << "it is greeted";
+    EXPECT_TRUE(away->welcome() && away->program() && away->compute(1));
+}
+
 // A backbone that comes to a worker that is leaving is no longer greeted.
 TEST(RelayedWorker, SaysNoHelloWhileItLeaves) {
     Relay home;
