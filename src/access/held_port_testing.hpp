@@ -2,6 +2,7 @@
 //
 // Used by *_test.cpp only. A program that sets SO_REUSEADDR, as all listeners here do, may listen
 // at it when a test wants that. Thread: any. Owns: a socket that is bound, and no more.
+// Limits: failures of its own abort with KVASIR_CHECK.
 #pragma once
 
 #include <arpa/inet.h>

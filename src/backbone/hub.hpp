@@ -81,7 +81,7 @@ private:
         net::Clock::time_point last_ping{};             // of the relay itself
         net::Deadline leave_at = net::Deadline::max();  // of a relay that is to be left
         std::optional<bool> has_company;                // as told
-        bool is_moved = false;                          // a MOVE came
+        bool has_move = false;                          // a MOVE came
         uint32_t renewals = 0;                          // RENEWs sent: the request_id of the newest
         uint64_t hellos_refused = 0;                    // as of link->hellos_refused(), when logged
         RelayEvents events;

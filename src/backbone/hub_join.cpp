@@ -175,12 +175,12 @@ Status Hub::on_hello(LinkState& state, uint16_t peer, std::span<const uint8_t> m
 // ---- frames that belong to no session ----
 
 void Hub::take_control(LinkState& state) {
-    bool is_told = false;
+    bool is_logged = false;
     for (const auto& message : state.link->take_control()) {
         const Status ok = on_control(state, message);
         if (ok) continue;
         const bool is_over = !state.link->open();
-        if (!std::exchange(is_told, true))
+        if (!std::exchange(is_logged, true))
             log(LogLevel::kWarn, "hub", state.link->address() + ": " + ok.error().detail);
         if (is_over) continue;  // a MOVE may follow
         state.link->close(ok.error());
@@ -260,7 +260,7 @@ Status Hub::on_relay_control(LinkState& state, const wire::FrameView& frame) {
         case wire::FrameType::kMove: {
             auto move = wire::decode_move(frame.payload);
             if (!move) return tl::unexpected(move.error());
-            if (std::exchange(state.is_moved, true)) return {};  // only the first counts
+            if (std::exchange(state.has_move, true)) return {};  // only the first counts
             if (state.events.on_move) state.leave_at = state.events.on_move(*move);
             log(LogLevel::kInfo, "hub",
                 "relay " + state.link->address() + " stops, its nodes go to " +
@@ -295,7 +295,7 @@ void Hub::leave_in_time(LinkState& state, net::Clock::time_point now) {
     }
     if (state.link->has_pending() && now < state.leave_at + options_.limits.leave_max) return;
     (void)state.link->send(wire::encode_simple(wire::FrameType::kGoodbye));
-    state.link->close({Errc::kClosed, "moving to another relay"});
+    state.link->close({Errc::kClosed, "leaving this relay"});
 }
 
 // Nobody waits for the answer to a RENEW that a newer one has overtaken.

@@ -1,7 +1,7 @@
 // HubScene: a hub on a model whose programs nobody has shown, so that its workers are idle.
 //
 // Used by backbone's tests of what the hub does with connections. Thread: the test's; the hub has
-// its own. Owns: the hub and what it needs.
+// its own. Owns: the hub and what it needs. Limits: failures of its own abort with KVASIR_CHECK.
 #pragma once
 
 #include <map>

@@ -97,19 +97,15 @@ void Link::asked_locked() {
 Status Link::pump(Mailbox* box, const OnReply& on_reply) {
     const std::lock_guard lock(mu_);
     if (!open()) return fail(Errc::kClosed, address_ + " has left");
-    if (stream_.wants_write()) {
-        if (Status ok = stream_.flush(); !ok) {
-            close_locked(ok.error(), box, on_reply);
-            return ok;
-        }
-    }
+    // What had arrived counts, also when nothing can be sent any more.
+    Status written = stream_.wants_write() ? stream_.flush() : Status();
     for (;;) {
         auto message = stream_.try_receive();
         if (!message) {
             close_locked(message.error(), box, on_reply);
             return tl::unexpected(message.error());
         }
-        if (!*message) return {};
+        if (!*message) break;
         if (Status ok = handle(**message, box, on_reply); !ok) {
             const auto bytes = wire::encode_error({ok.error().code, ok.error().detail}, 0);
             (void)stream_.enqueue(bytes);
@@ -117,8 +113,10 @@ Status Link::pump(Mailbox* box, const OnReply& on_reply) {
             return ok;
         }
         if (!open()) return fail(Errc::kClosed, address_ + " has left");
-        if (!stream_.may_have_more()) return {};
+        if (!stream_.may_have_more()) break;
     }
+    if (!written) close_locked(written.error(), box, on_reply);
+    return written;
 }
 
 // An error is about the whole link.
@@ -277,8 +275,26 @@ void Link::close_locked(const Error& reason, Mailbox* box, const OnReply& on_rep
     for (const auto& [peer, session] : std::exchange(sessions_, {})) {
         session->end_locked(reason, box, on_reply);
     }
+    if (kind_ == Kind::kRelay && stream_.closed()) keep_rest();
     stream_.close();
     notify(hub_event_);
+}
+
+// Nothing can be sent any more: what the relay itself had said before counts, a MOVE above all.
+// Ends at what has not arrived, and with a relay that sends on and on.
+void Link::keep_rest() {
+    const auto bytes_in = [this] { return stream_.counters().bytes_in; };
+    const uint64_t bytes_max = bytes_in() + kControlBytesMax;
+    for (uint64_t before = bytes_in(); before < bytes_max; before = bytes_in()) {
+        auto message = stream_.try_receive();
+        if (!message) return;
+        if (!*message) {
+            if (bytes_in() == before) return;
+            continue;
+        }
+        auto frame = wire::decode_frame(**message);
+        if (!frame || (frame->header.peer == 0 && !keep_for_hub(**message))) return;
+    }
 }
 
 }  // namespace kvasir::backbone

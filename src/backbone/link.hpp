@@ -79,7 +79,8 @@ public:
     // Hub only. A session gets the frames of its peer from now on; one per peer. It ends at once
     // where the link is closed.
     void add(std::shared_ptr<WorkerSession> session);
-    // Frames of no session, whole messages in the order they came.
+    // Frames of no session, whole messages in the order they came; of a link that is closed because
+    // a write failed, the relay's own that had arrived are among them.
     std::vector<std::vector<uint8_t>> take_control();
     uint64_t hellos_refused() const;  // that were not kept for the hub
     // Sends a frame as it is, its peer included. Errors: kClosed, kBusy, kIo (the link is then
@@ -96,6 +97,7 @@ private:
     Status enqueue_locked(std::span<const std::span<const uint8_t>> pieces, uint16_t peer);
     uint64_t wire_bytes(uint64_t message_bytes, bool outgoing) const;
     void close_locked(const Error& reason, Mailbox* box, const OnReply& on_reply);
+    void keep_rest();
     void asked_locked();
     void watch_locked();
     void give_back_locked();

@@ -40,6 +40,12 @@ public:
         }
         return link_->pump(nullptr, {});
     }
+    // It lies at the link unread, and the relay is gone.
+    void say_and_leave(const std::vector<Bytes>& messages) {
+        for (const Bytes& message : messages) KVASIR_CHECK(relay_.enqueue(message).has_value());
+        KVASIR_CHECK(!relay_.wants_write());
+        relay_.close();
+    }
     Link& link() { return *link_; }
     // A worker behind the relay that has joined.
     std::shared_ptr<WorkerSession> add_session(uint16_t peer) {
@@ -212,6 +218,52 @@ TEST(RelayedLink, AWorkerThatIsWelcomedTooLateHasEnded) {
     EXPECT_FALSE(session->open());
     EXPECT_FALSE(session->usable());
     EXPECT_EQ(session.use_count(), 1) << "the two must not keep each other";
+}
+
+// Where to go, above all: of the relay, not of those behind it.
+TEST(RelayedLink, WhatTheRelayHadSaidIsReadAfterASendThatFailed) {
+    const Bytes move = wire::encode_move({0, "ws://next:1"});
+    for (const bool is_of_session : {false, true}) {
+        SCOPED_TRACE(is_of_session);
+        RelayedLink relayed;
+        const auto session = relayed.add_session(7);
+        relayed.say_and_leave(
+            {frame_of(FrameType::kResult, 7, 1 << 10), frame_of(FrameType::kHello, 8, 100), move});
+        if (is_of_session) {
+            session->ping();
+        } else {
+            EXPECT_FALSE(relayed.link().send(wire::encode_ping(1)));
+        }
+        EXPECT_FALSE(relayed.link().open());
+        EXPECT_FALSE(session->open());
+        EXPECT_EQ(relayed.link().take_control(), (std::vector<Bytes>{move}));
+    }
+}
+
+TEST(RelayedLink, AnAnswerIsReadThoughTheNextRequestCannotBeWritten) {
+    RelayedLink relayed;
+    Mailbox box;
+    const auto session = relayed.add_session(7);
+    const Bytes first = frame_of(FrameType::kCompute, 0, 100);
+    const Bytes next = frame_of(FrameType::kCompute, 0, 8 << 20);
+    const std::span<const uint8_t> pieces[] = {first, next};
+    ASSERT_TRUE(session->request(1, {&pieces[0], 1}, 1, &box, 11));
+    ASSERT_TRUE(session->request(2, {&pieces[1], 1}, 1, &box, 12));
+    ASSERT_TRUE(relayed.link().wants_write());
+    Bytes result = frame_of(FrameType::kResult, 7, 100);
+    result[4] = 1;  // request_id
+    const Bytes move = wire::encode_move({0, "ws://next:1"});
+    relayed.say_and_leave({result, move});
+    EXPECT_FALSE(relayed.link().pump(nullptr, {}));
+    EXPECT_FALSE(relayed.link().open());
+    std::vector<Reply> replies;
+    box.take(replies);
+    ASSERT_EQ(replies.size(), 2u);
+    EXPECT_EQ(replies[0].cookie, 11u);
+    EXPECT_EQ(static_cast<int>(replies[0].type), static_cast<int>(FrameType::kResult));
+    EXPECT_EQ(replies[1].cookie, 12u);
+    EXPECT_EQ(replies[1].error.code, Errc::kClosed);
+    EXPECT_EQ(relayed.link().take_control(), (std::vector<Bytes>{move}));
 }
 
 TEST(RelayedLink, ARelayThatFloodsIsLeft) {

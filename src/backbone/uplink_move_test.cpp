@@ -188,7 +188,7 @@ TEST(UplinkMove, ComesHomeFromWhereNobodyIs) {
     ScriptedRelay home(kLong, no_answer, move_to(next.url(), 1ms));
     const ToySwarm backbone = backbone_of(home.url(), 100ms);
     EXPECT_TRUE(eventually([&] { return home.attaches().size() >= 2; }));
-    EXPECT_TRUE(next.said_goodbye());
+    EXPECT_TRUE(eventually([&] { return next.said_goodbye(); }));
 }
 
 // To the same address: it makes way at once, and comes back at moments that differ.

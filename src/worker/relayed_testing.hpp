@@ -1,10 +1,13 @@
 // Scripted relays over real sockets, and a worker that is attached to them.
 //
 // Used by worker's tests, which do not know the real relay. Thread: a relay's listener and the
-// worker have their own; everything else is the test's. Owns: the connections.
+// worker have their own; everything else is the test's. Owns: the connections. Limits: failures
+// of its own abort with KVASIR_CHECK.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -120,6 +123,13 @@ public:
         Got got = next();
         while (got.type != FrameType::kPong && got.type != FrameType{0}) got = next();
         return got.type == FrameType::kPong;
+    }
+    // All that was sent is at the worker, which may not have read it.
+    bool has_arrived() const {
+        int under_way = 1;
+        while (under_way != 0)
+            if (::ioctl(stream_.fd(), SIOCOUTQ, &under_way) != 0) return false;
+        return true;
     }
     const Bytes& payload() const { return payload_; }
     bool closed() const { return closed_; }

@@ -1,11 +1,16 @@
-// A worker attached to a scripted relay: backbones that do not want it, pings.
+// A worker attached to a scripted relay: backbones that do not want it, pings, a sleep.
 #include <gtest/gtest.h>
 
+#include <poll.h>
+
+#include <atomic>
 #include <chrono>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/log.hpp"
 #include "base/log_testing.hpp"
 #include "worker/relayed_testing.hpp"
 
@@ -135,6 +140,36 @@ TEST(RelayedWorker, LeavesALineThatIsSilentInOneDirection) {
     EXPECT_GE(pings, 1u);
     EXPECT_LE(pings, 3u);
     EXPECT_TRUE(home.attached()) << "it comes again";
+}
+
+// A phone may fall asleep in the very moment in which it says that it is attached.
+TEST(RelayedWorker, ASleepThatBeginsWithTheConnectionIsNoticed) {
+    static std::atomic<bool> is_first;
+    is_first = true;
+    Relay home;
+    set_log_sink(
+        [](LogLevel, std::string_view, std::string_view line) {
+            if (!line.starts_with("attached to") || !is_first.exchange(false)) return;
+            // Neither waiting for the relay nor computing, like a process that is stopped.
+            const auto until = net::Clock::now() + 1500ms;
+            ::poll(nullptr, 0, 1500);  // tidy: sleep, the process itself must stand still
+            KVASIR_CHECK(net::Clock::now() >= until);
+        },
+        LogLevel::kInfo);
+    {
+        Running worker(home, [](WorkerOptions& options) { options.sleep_max = 500ms; });
+        auto asleep = home.attached();
+        EXPECT_TRUE(asleep);
+        // A busy machine may look like one more sleep: any connection after the first will do.
+        const auto deadline = net::Clock::now() + 20s;
+        bool is_awake = false;
+        while (!is_awake && net::Clock::now() < deadline) {
+            auto again = home.attached();
+            is_awake = again && again->say_peer_up() && again->next().type == FrameType::kHello;
+        }
+        EXPECT_TRUE(is_awake) << "it connects anew";
+    }
+    set_log_sink(nullptr, LogLevel::kInfo);
 }
 
 }  // namespace

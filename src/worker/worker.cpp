@@ -184,7 +184,8 @@ void Worker::say_waiting(const std::string& why) {
 
 // ---- serving ----
 
-// Ok: drained after stop(). An error: the connection is gone, or left as the relay wanted.
+// Ok: drained after stop(). An error: the connection is gone, or was left: the relay stops, or
+// nobody to work with is there.
 Status Worker::serve(net::MessageStream& stream) {
     auto last_ping = net::Clock::now();
     auto last_request = net::Clock::now();
@@ -193,8 +194,7 @@ Status Worker::serve(net::MessageStream& stream) {
     tell_company();  // nobody yet
     for (;;) {
         // Before the next request: a busy backbone must not put the end off for ever.
-        const bool is_over = stopping_.load() || net::Clock::now() >= leave_at();
-        if (is_over && !draining_) {
+        if (has_to_leave() && !draining_) {
             draining_ = true;
             last_request = net::Clock::now();
             drain_end = last_request + options_.drain_max;
@@ -215,7 +215,7 @@ Status Worker::serve(net::MessageStream& stream) {
             if (stopping_.load()) return {};
             return fail(Errc::kClosed, options_.attach->route->stops()
                                            ? "the relay stops"
-                                           : "nobody to work with is at this relay");
+                                           : "there is nobody to work with at this relay");
         }
         if (now - stream.last_heard() > options_.silence_max)
             return fail(Errc::kTimeout, "nothing heard from the other side");
@@ -238,6 +238,10 @@ void Worker::tell_company() {
 
 net::Deadline Worker::leave_at() const {
     return options_.attach ? options_.attach->route->leave_at() : net::Deadline::max();
+}
+
+bool Worker::has_to_leave() const {
+    return stopping_.load() || net::Clock::now() >= leave_at();
 }
 
 // Until a message, stop(), renew(), or `until`; says HELLO where one is due.
@@ -391,6 +395,7 @@ Status Worker::on_server_frame(net::MessageStream& stream, const wire::FrameView
             const uint16_t handle = peer.info.handle;
             peers_.insert_or_assign(handle, std::move(peer));
             tell_company();
+            draining_ = draining_ && has_to_leave();  // not when it was only alone
             return draining_ ? Status() : say_hello(stream);
         }
         case wire::FrameType::kPeerDown: {

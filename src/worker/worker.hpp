@@ -46,8 +46,9 @@ struct WorkerOptions {
     std::chrono::milliseconds pause_first{100};
     std::chrono::milliseconds pause_max{15000};
     std::chrono::milliseconds silence_max{60000};  // nothing heard: the backbone is gone
-    std::chrono::milliseconds welcome_max{30000};  // and up to half more: HELLO again, by a relay
-    std::chrono::milliseconds drain_quiet{300};    // no request for this long ends a drain
+    // And up to half as long again; then HELLO again (behind a relay).
+    std::chrono::milliseconds welcome_max{30000};
+    std::chrono::milliseconds drain_quiet{300};  // no request for this long ends a drain
     std::chrono::milliseconds drain_max{5000};
     // With `connect`: what people should see: it waits for the backbone, it has joined. Thread:
     // that of run().
@@ -102,9 +103,10 @@ private:
     Status on_welcome(const wire::FrameView& frame);
     Status serve(net::MessageStream& stream);
     void pause_peer(Peer& peer, const Error& reason);
-    net::Deadline leave_at() const;  // of the route
+    net::Deadline leave_at() const;  // max(): stay. See Route::leave_at.
+    bool has_to_leave() const;
     void tell_company();
-    void ping_in_time();
+    void limit_ping_interval();
     std::chrono::milliseconds with_jitter(std::chrono::milliseconds time);
     Status wait(net::MessageStream& stream, net::Deadline until);
     void watch_from_now();

@@ -78,7 +78,7 @@ Status Worker::on_welcome(const wire::FrameView& frame) {
     if (!options_.attach) {
         ping_interval_ = std::clamp<std::chrono::milliseconds>(
             std::chrono::milliseconds(welcome->ping_interval_ms), 1s, 60s);
-        ping_in_time();
+        limit_ping_interval();
     }
     serving_.store(true);
     told_waiting_ = false;
@@ -92,7 +92,7 @@ Status Worker::on_welcome(const wire::FrameView& frame) {
 }
 
 // Whatever the other side says: its answer must come before it is taken for gone.
-void Worker::ping_in_time() {
+void Worker::limit_ping_interval() {
     ping_interval_ = std::min(ping_interval_, options_.silence_max / 2);
 }
 
@@ -106,7 +106,7 @@ Result<net::MessageStream> Worker::attach() {
     if (!attachment) return tl::unexpected(attachment.error());
     ping_interval_ = std::clamp<std::chrono::milliseconds>(
         std::chrono::milliseconds(attachment->attached.ping_interval_ms), 1s, 60s);
-    ping_in_time();
+    limit_ping_interval();
     watch_from_now();
     log(LogLevel::kInfo, "worker", "attached to " + access::to_string(relay->endpoint));
     return std::move(attachment->stream);

@@ -2,15 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <string>
 #include <vector>
 
-#include <poll.h>
-
 #include "access/held_port_testing.hpp"
-#include "base/log.hpp"
 #include "base/log_testing.hpp"
 #include "worker/relayed_testing.hpp"
 
@@ -18,8 +14,6 @@ namespace kvasir::worker {
 namespace {
 
 using namespace testing;
-
-// ---- moving ----
 
 // What it was asked before it leaves is answered, it says so to its backbone, and it goes to the
 // address given.
@@ -131,6 +125,24 @@ TEST(RelayedWorker, StaysWhereItWentWhileABackboneIsThere) {
     EXPECT_TRUE(home.attached());
 }
 
+// It has nobody to say DRAIN to, and is leaving only because it was alone.
+TEST(RelayedWorker, StaysWithABackboneThatComesWhileItLeavesForLoneliness) {
+    Relay home, next;
+    constexpr auto kAlone = 50ms;
+    Running worker(
+        home, [](WorkerOptions& options) { options.drain_quiet = options.drain_max = 20s; },
+        kAlone);
+    auto old = home.attached();
+    ASSERT_TRUE(old && old->move(1ms, next.url()));
+    ASSERT_TRUE(old->is_heard());
+    old.reset();  // it need not finish there
+    auto away = next.attached();
+    ASSERT_TRUE(away);
+    EXPECT_EQ(away->next(1000ms).type, FrameType{0});
+    ASSERT_TRUE(away->peer_up()) << "it is greeted";
+    EXPECT_TRUE(away->welcome() && away->program() && away->compute(1));
+}
+
 // A backbone that comes to a worker that is leaving is no longer greeted.
 TEST(RelayedWorker, SaysNoHelloWhileItLeaves) {
     Relay home;
@@ -173,30 +185,6 @@ TEST(RelayedWorker, ComesBackToTheSameRelayAtARandomMoment) {
     EXPECT_LT(least, kWithin);
     EXPECT_GT(most - least, 50ms) << "all after the same pause";
     EXPECT_FALSE(worker.done());
-}
-
-// A phone may fall asleep in the very moment in which it says that it is attached.
-TEST(RelayedWorker, ASleepThatBeginsWithTheConnectionIsNoticed) {
-    static std::atomic<bool> is_first;
-    is_first = true;
-    Relay home;
-    set_log_sink(
-        [](LogLevel, std::string_view, std::string_view line) {
-            if (!line.starts_with("attached to") || !is_first.exchange(false)) return;
-            // Neither waiting for the relay nor computing, like a process that is stopped.
-            const auto until = net::Clock::now() + 1500ms;
-            ::poll(nullptr, 0, 1500);
-            KVASIR_CHECK(net::Clock::now() >= until);
-        },
-        LogLevel::kInfo);
-    {
-        Running worker(home, [](WorkerOptions& options) { options.sleep_max = 500ms; });
-        auto asleep = home.attached();
-        EXPECT_TRUE(asleep);
-        auto awake = home.attached();
-        EXPECT_TRUE(awake && awake->peer_up() && awake->welcome()) << "it connects anew";
-    }
-    set_log_sink(nullptr, LogLevel::kInfo);
 }
 
 }  // namespace
