@@ -68,7 +68,7 @@ public:
     void on_company(bool has_company, net::Deadline now);
     // When to begin to leave the connection; max(): it is not to be left.
     net::Deadline leave_at() const;
-    bool stops() const { return moving_.has_value(); }  // the relay, by MOVE
+    bool relay_stops() const { return moving_.has_value(); }
     struct End {
         // Asked for by MOVE: when to dial next, zero: at once. Else as after any lost connection.
         std::optional<std::chrono::milliseconds> pause;

@@ -162,7 +162,7 @@ TEST(Route, AsksAtHomeWhereNobodyIs) {
         for (int i = 0; i < 8; ++i) {
             node.route.on_attached(node.now);
             node.route.on_company(false, node.now);
-            EXPECT_FALSE(node.route.stops());
+            EXPECT_FALSE(node.route.relay_stops());
             const auto leave_at = node.route.leave_at();
             if (i == 0) moments.insert(leave_at);
             EXPECT_GE(leave_at, node.now + least);

@@ -213,7 +213,7 @@ Status Worker::serve(net::MessageStream& stream) {
             (void)stream.enqueue(wire::encode_simple(wire::FrameType::kGoodbye));
             (void)stream.flush_until(now + 1s);
             if (stopping_.load()) return {};
-            return fail(Errc::kClosed, options_.attach->route->stops()
+            return fail(Errc::kClosed, options_.attach->route->relay_stops()
                                            ? "the relay stops"
                                            : "there is nobody to work with at this relay");
         }
@@ -426,7 +426,7 @@ Status Worker::on_move(const wire::FrameView& frame) const {
     auto move = wire::decode_move(frame.payload);
     if (!move) return tl::unexpected(move.error());
     access::Route& route = *options_.attach->route;
-    if (route.stops()) return {};
+    if (route.relay_stops()) return {};
     if (Status ok = route.on_move(*move, net::Clock::now()); !ok)
         log(LogLevel::kWarn, "worker", "the relay's MOVE: " + ok.error().detail);
     log(LogLevel::kInfo, "worker",
