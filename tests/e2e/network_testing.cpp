@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,22 @@ std::string reference_digest(const std::string& model, const std::vector<std::st
     arguments.insert(arguments.end(), prompt.begin(), prompt.end());
     const Json json = run_json(arguments);
     return json.is_null() ? std::string() : json["logits_sha256"].get<std::string>();
+}
+
+void expect_exact_text(const Json& report, const std::string& model,
+                       const std::vector<std::string>& prompt, size_t tokens) {
+    EXPECT_EQ(report["logits_sha256"], reference_digest(model, prompt));
+    EXPECT_EQ(report["tokens"].size(), tokens);
+    EXPECT_EQ(report["answers"], "exact");
+}
+
+size_t connections_with_work(const Json& report, const std::string& name) {
+    size_t count = 0;
+    for (const Json& worker : report["workers"]) {
+        const bool is_its = worker["id"].get<std::string>().rfind(name + "#", 0) == 0;
+        if (is_its && worker["pairs"].get<uint64_t>() > 0) ++count;
+    }
+    return count;
 }
 
 MarketProgram::MarketProgram(std::string model, std::string state, const std::string& where,

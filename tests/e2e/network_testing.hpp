@@ -18,6 +18,13 @@ namespace kvasir::e2e {
 // Plain llama.cpp's digest of the logits for these flags of `kvasir run`.
 std::string reference_digest(const std::string& model, const std::vector<std::string>& prompt);
 
+// The report of a text of `tokens` tokens: what plain llama.cpp says, bit for bit.
+void expect_exact_text(const Json& report, const std::string& model,
+                       const std::vector<std::string>& prompt, size_t tokens);
+
+// The connections of that worker (a row of the report each) that had work.
+size_t connections_with_work(const Json& report, const std::string& name);
+
 // One with `kvasir market` and its relay, behind a self-signed certificate.
 class MarketProgram {
 public:
