@@ -14,6 +14,7 @@
 
 #include "base/check.hpp"
 #include "engine/expert_engine.hpp"
+#include "engine/kernels/kernels.hpp"
 #include "engine/runtime.hpp"
 #include "moe/mapping.hpp"
 #include "moe/model.hpp"
@@ -85,6 +86,12 @@ inline std::unique_ptr<ExpertEngine> make_engine(uint32_t threads = 1,
     auto engine = ExpertEngine::make(cpu(), threads, with);
     KVASIR_CHECK(engine.has_value());
     return std::move(*engine);
+}
+
+// The kernels in plain C++, which every other set must give the bits of.
+inline const kernels::Kernels& reference_kernels() {
+    const kernels::KernelSets sets = kernels::available_kernels();
+    return *sets.begin[sets.count - 1];
 }
 
 inline moe::ProgramOp product(moe::SlabRole role, uint8_t a) {

@@ -16,7 +16,7 @@
 #include <string>
 #include <tuple>
 
-#include "base/log.hpp"
+#include "base/log_testing.hpp"
 #include "engine/engine_testing.hpp"
 #include "engine/kernels/kernels.hpp"
 #include "ggml-alloc.h"
@@ -531,14 +531,10 @@ TEST(Chains, WhatIsValidRuns) {
 // A product whose first value is one bit off.
 void off_by_a_bit(uint32_t width, const uint8_t* weights, size_t stride, uint32_t weight_rows,
                   const kernels::Row* rows, uint32_t row_count, float* out, size_t out_stride) {
-    const kernels::KernelSets sets = kernels::available_kernels();
-    const kernels::Kernels& reference = *sets.begin[sets.count - 1];
-    reference.dot[kernels::index_of(kernels::WeightType::kQ4_K)](
+    reference_kernels().dot[kernels::index_of(kernels::WeightType::kQ4_K)](
         width, weights, stride, weight_rows, rows, row_count, out, out_stride);
     out[0] = std::nextafter(out[0], 1e9f);
 }
-
-std::string g_warning;
 
 // Kernels that do not give the bits of this very ggml are not used, and the log says so.
 TEST(WrongKernels, AreNoticedWhenABankIsPrepared) {
@@ -546,21 +542,17 @@ TEST(WrongKernels, AreNoticedWhenABankIsPrepared) {
     const kernels::NumericClass numeric = numeric_class();
     if (numeric == kernels::NumericClass::kOther) GTEST_SKIP() << "ggml is of another processor";
     const Program program{{product(SlabRole::kGate, 0)}};
-    const kernels::KernelSets sets = kernels::available_kernels();
-    kernels::Kernels wrong = *sets.begin[sets.count - 1];
+    kernels::Kernels wrong = reference_kernels();
     auto right = ExpertEngine::make(cpu(), 1, ComputeWith::kKernels, &wrong);
     ASSERT_TRUE(right);
     EXPECT_THAT(stack.prepare(**right, program)->computed_by(), StartsWith("kernels "));
     wrong.dot[kernels::index_of(kernels::WeightType::kQ4_K)] = off_by_a_bit;
     auto engine = ExpertEngine::make(cpu(), 1, ComputeWith::kKernels, &wrong);
     ASSERT_TRUE(engine);
-    g_warning.clear();
-    set_log_sink([](LogLevel, std::string_view, std::string_view line) { g_warning = line; },
-                 LogLevel::kWarn);
+    const kvasir::testing::LogCapture log;
     const auto bank = stack.prepare(**engine, program);
-    set_log_sink(nullptr, LogLevel::kError);
     EXPECT_EQ(bank->computed_by(), "ggml: the kernels give other bits than this ggml");
-    EXPECT_EQ(g_warning, "the kernels give other bits than this ggml: not used");
+    EXPECT_EQ(log.with("the kernels give other bits than this ggml: not used").size(), 1u);
     // And the answer is ggml's.
     auto graph = make_engine(1, ComputeWith::kGraph);
     const auto wanted_bank = stack.prepare(*graph, program);

@@ -317,8 +317,7 @@ TEST(KernelRunner, CallsOfAnySizeInAnyOrder) {
 // Products of the toy's weights with one row, by the reference.
 std::vector<float> reference_product(const Bank& bank, SlabRole role, uint32_t expert,
                                      const std::vector<float>& x) {
-    const kernels::KernelSets sets = kernels::available_kernels();
-    const kernels::Kernels& reference = *sets.begin[sets.count - 1];
+    const kernels::Kernels& reference = testing::reference_kernels();
     const ggml_tensor& weights = *bank.weights.get(role, SlabPart::kWeight);
     const auto type = static_cast<kernels::WeightType>(weights.type);
     const auto width = static_cast<uint32_t>(weights.ne[0]);
@@ -342,8 +341,7 @@ TEST(KernelRunner, TheClassOfTheBankDecidesItsSilu) {
     using kernels::NumericClass;
     const testing::Folder folder;
     const testing::Toy toy(testing::write_toy(folder, "toy.gguf", testing::toy_spec()));
-    const kernels::KernelSets sets = kernels::available_kernels();
-    const kernels::Elementwise& reference = sets.begin[sets.count - 1]->elementwise;
+    const kernels::Elementwise& reference = testing::reference_kernels().elementwise;
     const moe::Program silu{{product(SlabRole::kGate, 0),
                              step(OpKind::kUnary, 1, 0, static_cast<uint8_t>(UnaryKind::kSilu))}};
     const moe::Program swiglu{{product(SlabRole::kGate, 0), product(SlabRole::kUp, 0),

@@ -7,18 +7,23 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/check.hpp"
+#include "net/test_peer.hpp"
 #include "net/upgrade.hpp"
 
 namespace kvasir::net {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::is_open;
 
 sockaddr_in6 address_of(const char* text, uint16_t port = 0) {
     sockaddr_in6 address = {};
@@ -78,12 +83,6 @@ UniqueFd connect_from(const char* text, uint16_t port) {
     return fd;
 }
 
-// Nothing has come for it so far, and it is open.
-bool is_open(const UniqueFd& fd) {
-    char byte;
-    return ::recv(fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
-}
-
 bool is_closed_in_time(const UniqueFd& fd) {
     char byte;
     return ::recv(fd.get(), &byte, 1, 0) == 0;
@@ -114,7 +113,7 @@ TEST(AddressKey, HandshakesOfA64AreThoseOfOneClient) {
             silent.push_back(connect_from(address, (*listener)->port()));
         }
         EXPECT_TRUE(is_closed_in_time(silent[1])) << "the oldest of the four of that /64";
-        for (const size_t i : {0, 2, 3, 4}) EXPECT_TRUE(is_open(silent[i])) << addresses[i];
+        for (const size_t i : {0, 2, 3, 4}) EXPECT_TRUE(is_open(silent[i].get())) << addresses[i];
     };
     if (!run_with_addresses(addresses, test)) {
         GTEST_SKIP() << "this machine allows no network of one's own (root), or has no IPv6";

@@ -275,6 +275,7 @@ TEST_P(HttpServer, BodiesThatAreHeldBackAreBoundedTogether) {
     HttpLimits limits;
     limits.body_bytes_max = 1000;
     limits.bodies_bytes_max = 2500;
+    limits.request_deadline = 120s;  // what is held counts until then
     listen(echo, limits);
     std::vector<RawPeer> peers;
     peers.push_back(connect());
@@ -310,6 +311,7 @@ TEST_P(HttpServer, OneAddressHasItsShareOfTheRoomForBodies) {
     HttpLimits limits;
     limits.bodies_bytes_max = 4000;
     limits.bodies_bytes_per_address_max = 2000;
+    limits.request_deadline = 120s;  // what is held counts until then
     listen(echo, limits);
     std::vector<RawPeer> peers;
     for (int i = 0; i < 4; ++i) {  // they would fill it all

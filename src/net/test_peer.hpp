@@ -12,6 +12,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -96,6 +99,12 @@ inline UniqueFd connect_to(uint16_t port, const char* from = nullptr) {
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     return fd;
+}
+
+// Nothing has come for it so far, and it is open.
+inline bool is_open(int fd) {
+    char byte;
+    return ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 
 inline FdPair tcp_pair() {

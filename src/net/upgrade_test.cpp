@@ -29,6 +29,7 @@ using testing::bytes_of;
 using testing::connect_to;
 using testing::control;
 using testing::frame;
+using testing::is_open;
 using testing::pattern;
 
 Deadline in(std::chrono::milliseconds time) {
@@ -398,12 +399,6 @@ TEST(Upgrade, DrippingHandshakesEndAtTheDeadlineAndOthersGoOn) {
     drip.join();
     EXPECT_LT(Clock::now() - start, 5s);
     EXPECT_FALSE(hub.next(0ms));
-}
-
-// Nothing has come for it so far, and it is open.
-bool is_open(int fd) {
-    char byte;
-    return ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 
 TEST(Upgrade, ASilentConnectionGivesItsPlaceToOneOfTheSameAddress) {

@@ -305,7 +305,7 @@ public:
         program_.signal(SIGKILL);
         program_.wait();
     }
-    // How many pages of the database a power cut takes.
+    // Makes of the database what a power cut would have left; the number of lost pages.
     size_t lose_unsynced(LostPages which) const {
         fs::remove(state_ + "/market.db-shm");
         return e2e::lose_unsynced(state_ + "/market.db", which) +

@@ -1,6 +1,6 @@
 // Bad disks for programs (tests/tools/bad_disk.cpp), and what files are on them.
 //
-// Used by the end-to-end tests. Thread: any. Owns: nothing.
+// Used by the end-to-end tests. Thread: any. Owns: nothing. Limits: none.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ ProgramOptions bad_disk(const std::string& under, const std::string& what,
 
 void put(const std::string& path, const std::string& text);
 std::string content(const std::string& path);
-// Those that end so.
+// The names in `folder` that end in `end`.
 std::vector<std::string> names_in(const std::string& folder, const std::string& end = {});
 
 // Which of the pages that were not synced a power cut takes.

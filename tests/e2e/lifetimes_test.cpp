@@ -18,13 +18,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
-size_t count_of(const std::string& text, const std::string& wanted) {
-    size_t count = 0;
-    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1))
-        ++count;
-    return count;
-}
-
 // 16 experts of 1.25 MB in two layers. A token uses all of them, so that each costs at least one
 // round trip to every worker that holds some of both layers: however fast the machine is, a far
 // worker sets the pace.

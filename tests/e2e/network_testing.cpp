@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -16,13 +17,29 @@ std::string reference_digest(const std::string& model, const std::vector<std::st
     return json.is_null() ? std::string() : json["logits_sha256"].get<std::string>();
 }
 
+void expect_exact_text(const Json& report, const std::string& model,
+                       const std::vector<std::string>& prompt, size_t tokens) {
+    EXPECT_EQ(report["logits_sha256"], reference_digest(model, prompt));
+    EXPECT_EQ(report["tokens"].size(), tokens);
+    EXPECT_EQ(report["answers"], "exact");
+}
+
+size_t connections_with_work(const Json& report, const std::string& name) {
+    size_t count = 0;
+    for (const Json& worker : report["workers"]) {
+        const bool is_its = worker["id"].get<std::string>().rfind(name + "#", 0) == 0;
+        if (is_its && worker["pairs"].get<uint64_t>() > 0) ++count;
+    }
+    return count;
+}
+
 MarketProgram::MarketProgram(std::string model, std::string state, const std::string& where,
                              std::vector<std::string> more)
     : model_(std::move(model)),
       state_(std::move(state)),
       more_(std::move(more)),
       program_({"/bin/true"}) {
-    start(where);
+    start(where == "127.0.0.1:0" ? here_.host_port() : where);
 }
 
 void MarketProgram::start(const std::string& where) {
@@ -60,7 +77,8 @@ RelayElsewhere::RelayElsewhere(const std::string& model, const std::string& stat
     : relay_({"/bin/true"}) {
     std::string url;
     {
-        MarketProgram first(model, state, "127.0.0.1:0", {"--relay-url", "ws://127.0.0.1:1"});
+        MarketProgram first(model, state, market_here_.host_port(),
+                            {"--relay-url", "ws://127.0.0.1:1"});
         url = first.url();
         command_ = {KVASIR_PROGRAM,      "relay",
                     "--market",          first.program().word_after("--market "),
@@ -69,7 +87,7 @@ RelayElsewhere::RelayElsewhere(const std::string& model, const std::string& stat
                     "--revoked-every-s", "1",
                     "--log-level",       log_level};
     }
-    start_relay("127.0.0.1:0");
+    start_relay();
     std::string to_relay = relay_.word_after("listening on ");
     if (!rtt_ms.empty()) {
         line_.emplace(to_relay, rtt_ms);
@@ -77,22 +95,21 @@ RelayElsewhere::RelayElsewhere(const std::string& model, const std::string& stat
     }
     std::vector<std::string> more = {"--relay-url", to_relay};
     more.insert(more.end(), market_more.begin(), market_more.end());
-    market_ = std::make_unique<MarketProgram>(model, state, url.substr(url.rfind('/') + 1), more);
+    market_ = std::make_unique<MarketProgram>(model, state, market_here_.host_port(), more);
     EXPECT_EQ(market_->url(), url);
 }
 
-void RelayElsewhere::start_relay(const std::string& where) {
+void RelayElsewhere::start_relay() {
     std::vector<std::string> argv = command_;
-    argv.insert(argv.end(), {"--listen", where});
+    argv.insert(argv.end(), {"--listen", relay_here_.host_port()});
     relay_ = Program(argv);
     EXPECT_TRUE(relay_.wait_for("listening on ws://")) << relay_.err();
 }
 
 void RelayElsewhere::kill_and_restart_relay() {
-    const std::string where = relay_.word_after("listening on ws://");
     relay_.signal(SIGKILL);
     relay_.wait();
-    start_relay(where);
+    start_relay();
 }
 
 Operator::Operator(std::string url, const std::string& state) : url_(std::move(url)) {

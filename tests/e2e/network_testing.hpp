@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "access/held_port_testing.hpp"
 #include "net/client.hpp"
 #include "swarm_testing.hpp"
 
@@ -18,10 +19,17 @@ namespace kvasir::e2e {
 // Plain llama.cpp's digest of the logits for these flags of `kvasir run`.
 std::string reference_digest(const std::string& model, const std::vector<std::string>& prompt);
 
+// The report of a text of `tokens` tokens: what plain llama.cpp says, bit for bit.
+void expect_exact_text(const Json& report, const std::string& model,
+                       const std::vector<std::string>& prompt, size_t tokens);
+
+// The connections of that worker (a row of the report each) that had work.
+size_t connections_with_work(const Json& report, const std::string& name);
+
 // One with `kvasir market` and its relay, behind a self-signed certificate.
 class MarketProgram {
 public:
-    // `where` is what `--listen` takes.
+    // `where` is what `--listen` takes; 127.0.0.1:0 is a port that stays its own while it is dead.
     MarketProgram(std::string model, std::string state, const std::string& where = "127.0.0.1:0",
                   std::vector<std::string> more = {});
 
@@ -40,6 +48,7 @@ public:
 private:
     void start(const std::string& where);
 
+    const access::testing::HeldPort here_;
     const std::string model_;
     const std::string state_;
     const std::vector<std::string> more_;
@@ -73,13 +82,16 @@ public:
 
     Program& relay() { return relay_; }
     MarketProgram& market() { return *market_; }
+    // Only with `rtt_ms`.
     const FarLine& line() const { return *line_; }
     // kill -9 of the relay alone, and another one with the same address.
     void kill_and_restart_relay();
 
 private:
-    void start_relay(const std::string& where);
+    void start_relay();
 
+    // Theirs also while they are dead.
+    const access::testing::HeldPort market_here_, relay_here_;
     std::vector<std::string> command_;  // of the relay, but for --listen
     Program relay_;
     std::optional<FarLine> line_;

@@ -73,14 +73,6 @@ TEST(Plugin, ChatAnswersAreTheSameAndWorkersComputeThem) {
     EXPECT_TRUE(server.program().running());
 }
 
-size_t times(const std::string& text, const std::string& wanted) {
-    size_t count = 0;
-    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
-        ++count;
-    }
-    return count;
-}
-
 // KVASIR_KERNELS decides what computes here while no worker is there: the same answer.
 TEST(Plugin, KernelsOnAndOffGiveTheSameAnswer) {
     const std::vector<std::string> flags = {"-c", "1024", "-np", "1"};
@@ -91,9 +83,9 @@ TEST(Plugin, KernelsOnAndOffGiveTheSameAnswer) {
         options.environment.push_back(std::string("KVASIR_KERNELS=") + kernels);
         LlamaServer server(demo_model(), flags, options);
         // The server's own warm-up is always the graph's.
-        const size_t before = times(server.log(), "as ggml's graph");
+        const size_t before = count_of(server.log(), "as ggml's graph");
         EXPECT_EQ(server.chat(kQuestions[0], 8), expected);
-        const size_t graphs = times(server.log(), "as ggml's graph") - before;
+        const size_t graphs = count_of(server.log(), "as ggml's graph") - before;
         if (std::string(kernels) == "on") {
             EXPECT_EQ(graphs, 0U);
         } else {
@@ -236,7 +228,7 @@ TEST(Plugin, AnotherModelThanTheProgramsStaysLocalWithOneWarning) {
     ASSERT_TRUE(worker.wait_for("joined ws://")) << worker.err();
     EXPECT_EQ(server.chat(kQuestions[0]), expected);
     const std::string log = server.log();
-    EXPECT_EQ(times(log, "kvasir warn"), 1U) << log;
+    EXPECT_EQ(count_of(log, "kvasir warn"), 1U) << log;
     EXPECT_THAT(log, HasSubstr("KVASIR_MODEL"));
     EXPECT_LE(stop_and_count(worker).pairs, 4U * (4 + 12)) << "nothing but the challenge";
 }

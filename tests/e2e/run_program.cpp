@@ -43,14 +43,6 @@ private:
     int fd_;
 };
 
-size_t count_of(const std::string& text, std::string_view wanted) {
-    size_t count = 0;
-    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
-        ++count;
-    }
-    return count;
-}
-
 [[noreturn]] void run_child(const std::vector<char*>& arguments, const ProgramOptions& options,
                             int in_fd, int out_fd, int err_fd) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -76,6 +68,14 @@ void expect_no_finding(const std::string& err) {
 }
 
 }  // namespace
+
+size_t count_of(const std::string& text, std::string_view wanted) {
+    size_t count = 0;
+    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
+        ++count;
+    }
+    return count;
+}
 
 struct Program::Impl {
     Capture out{"stdout"};

@@ -17,6 +17,9 @@
 
 namespace kvasir::e2e {
 
+// How often `wanted` stands in `text`.
+size_t count_of(const std::string& text, std::string_view wanted);
+
 struct Outcome {
     int exit_code = -1;  // 128 + signal when killed
     std::string out;

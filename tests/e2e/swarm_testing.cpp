@@ -108,13 +108,7 @@ std::string ListeningRun::log() const {
 }
 
 size_t ListeningRun::given_up(const std::string& name) const {
-    const std::string text = program_.err();
-    const std::string wanted = "dispatch: " + name + "#";
-    size_t count = 0;
-    for (size_t at = text.find(wanted); at != std::string::npos; at = text.find(wanted, at + 1)) {
-        ++count;
-    }
-    return count;
+    return count_of(program_.err(), "dispatch: " + name + "#");
 }
 
 uint64_t pairs_of(const Json& report, const std::string& name) {

@@ -187,6 +187,17 @@ void lose(int fd) {
     (void)!::syscall(SYS_pwrite64, fd, kZeros, sizeof(kZeros), info.st_size / 2);
 }
 
+// Copies some of the bytes at `at`: how many; 0 where the file ends, -1 if that fails.
+ssize_t copy_some(int from, int to, off_t at, off_t bytes) {
+    off64_t from_at = at, to_at = at;
+    const auto size = static_cast<size_t>(bytes);
+    const auto done = ::syscall(SYS_copy_file_range, from, &from_at, to, &to_at, size, 0);
+    if (done > 0) return done;
+    char some[65536];  // not every file system has that call
+    const auto read = ::syscall(SYS_pread64, from, some, std::min(size, sizeof(some)), at);
+    return read > 0 ? ::syscall(SYS_pwrite64, to, some, read, at) : read;
+}
+
 // The file as it is now, under another name at once. By system calls, which nothing here sees.
 void copy_synced(int fd) {
     const std::string path = path_of(fd);
@@ -194,15 +205,17 @@ void copy_synced(int fd) {
     const std::string part = path + ".syncing", whole = path + ".synced";
     const int from =
         static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (from < 0 && errno == ENOENT)
+        return;  // unlinked while open: a power cut leaves nothing of it
     const int to = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, part.c_str(),
                                               O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     struct stat info = {};
     if (from < 0 || to < 0 || ::fstat(from, &info) != 0) std::abort();
-    for (off_t left = info.st_size; left > 0;) {
-        const auto done = ::syscall(SYS_copy_file_range, from, nullptr, to, nullptr,
-                                    static_cast<size_t>(left), 0);
-        if (done <= 0) std::abort();
-        left -= done;
+    for (off_t at = 0; at < info.st_size;) {
+        const ssize_t done = copy_some(from, to, at, info.st_size - at);
+        if (done < 0) std::abort();
+        if (done == 0) break;
+        at += done;
     }
     ::close(from);
     ::close(to);
