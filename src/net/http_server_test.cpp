@@ -360,6 +360,32 @@ TEST_P(HttpServer, ALineInABodyThatDoesNotEndIsRefused) {
     }
 }
 
+// One that sends as fast as we parse, and hardly any of it body, is only one of many.
+TEST_P(HttpServer, AFloodOfChunksLeavesTheOthersTheirTurn) {
+    HttpLimits limits;
+    limits.request_deadline = 5s;
+    listen(echo, limits);
+    std::atomic<bool> is_over{false};
+    std::thread flood([&] {
+        RawPeer peer = connect();
+        peer.write("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+        std::string chunks;
+        for (int i = 0; i < 8; ++i) chunks += "1;" + std::string(16000, 'x') + "\r\na\r\n";
+        for (const auto end = Clock::now() + 60s; Clock::now() < end;) {
+            peer.write(chunks);
+            pollfd entry = {peer.fd(), 0, 0};
+            if (::poll(&entry, 1, 0) > 0) break;  // reset
+        }
+        is_over.store(true);
+    });
+    const auto begin = Clock::now();
+    int answered = 0;
+    while (!is_over.load() && ask(post("/", 10, 10)).status == 200) ++answered;
+    flood.join();
+    EXPECT_GE(answered, 3);
+    EXPECT_LT(Clock::now() - begin, 30s) << "its deadline is 5 s";
+}
+
 // A client that takes its time with the answer holds no room meanwhile, nor does one whose request
 // was malformed.
 TEST_P(HttpServer, RoomForABodyIsGivenBackBeforeTheAnswerIsSent) {

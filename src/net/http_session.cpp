@@ -154,6 +154,9 @@ asio::awaitable<bool> Connection::feed(bool (RequestParser::*until)() const) {
             co_await refuse_broken();
             co_return false;
         }
+        // The others' turn, and the deadline's: a client that sends as fast as we parse would never
+        // let them have it.
+        co_await asio::post(co_await asio::this_coro::executor, asio::use_awaitable);
         if (!co_await fill()) co_return false;
     }
 }
