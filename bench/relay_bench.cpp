@@ -1,14 +1,15 @@
 // What a relay costs, beside a direct connection and beside nginx as a TCP proxy, in one run.
 //
 //   relay_bench [--seconds S] [--idle N] [--json FILE] [--no-nginx] [--only paths|fairness|idle]
-//               [--rounds N]
+//               [--rounds N] [--flood-piece BYTES] [--flood-frame BYTES]
 //
 //   latency   4 KB request, 4 KB answer: direct, through the relay, through nginx; plain and TLS
 //   bulk      256 KiB frames one way over the same paths
 //   idle      memory of a relay with N attached nodes that say nothing; plain and TLS
 //   fairness  a healthy pair alone, beside a flooder, beside a neighbour that sends as hard but to
 //             itself, beside a reader that stopped: N rounds in which these take turns, S seconds
-//             each; the ratios of a round's p99, and their median, least and largest
+//             each; the ratios of a round's p99, and their median, least and largest. The company
+//             sends frames of --flood-frame bytes, --flood-piece of them a system call
 //
 // Every party is a process of its own. Paths take turns within a run, so that a busy machine is
 // unfair to none. nginx terminates TLS and forwards plain bytes (one worker); it needs nginx and
@@ -114,6 +115,7 @@ private:
 struct Options {
     double seconds = 4;
     int rounds = 9;
+    Flood flood;
     uint32_t idle = 10000;
     std::string json, only;
     bool nginx = true;
@@ -250,12 +252,11 @@ void report_ratio(Report& report, const Company& what, const Company& of) {
 }
 
 // The relay has a processor of its own; everybody else shares the other, where the company runs
-// only when the healthy pair has nothing to do. As root, relay and pair also come before whatever
-// else this machine does. So what is measured is the relay's fairness, not the scheduler's; what
-// the company costs without the relay is seen beside the neighbour.
+// only when the healthy pair has nothing to do. What the company costs without the relay is seen
+// beside the neighbour. Nobody is a real-time process: those keep the kernel's network threads
+// waiting, and with them their own messages.
 void fairness(const Options& options, Report& report) {
     const Cores cores = two_cores();
-    const bool urgent = run_at_once();
     std::optional<Pinned> pinned(std::in_place, cores.relay);
     const Child relay = start_relay(false);
     pinned.reset();
@@ -270,11 +271,11 @@ void fairness(const Options& options, Report& report) {
     for (int round = 0; round < options.rounds; ++round) {
         measure(path, options, alone, tally);
         {
-            const Child beside = start_flooder(target, tally);
+            const Child beside = start_flooder(target, tally, options.flood);
             measure(path, options, flooder, tally);
         }
         {
-            const Child beside = start_neighbour(tally);
+            const Child beside = start_neighbour(tally, options.flood);
             measure(path, options, neighbour, tally);
         }
         {
@@ -283,12 +284,6 @@ void fairness(const Options& options, Report& report) {
         }
     }
     report.head("fairness");
-    if (urgent) {
-        const sched_param none = {};
-        (void)::sched_setscheduler(0, SCHED_OTHER, &none);
-    } else {
-        report.head("  (not root: other work on this machine is in the numbers)");
-    }
     if (cores.relay < 0) report.head("  (one processor only: nothing is pinned)");
     for (const Company* company : {&alone, &neighbour, &flooder, &slow}) {
         report.number(company->name + "_p50_us", quantile(company->p50_us, 0.5));
@@ -315,6 +310,11 @@ Options parse(int argc, char** argv) {
         } else {
             if (flag == "--seconds") options.seconds = std::atof(value);
             if (flag == "--rounds") options.rounds = std::atoi(value);
+            if (flag == "--flood-piece")
+                options.flood.piece_bytes = std::strtoull(value, nullptr, 10);
+            if (flag == "--flood-frame") {
+                options.flood.payload_bytes = std::strtoull(value, nullptr, 10);
+            }
             if (flag == "--idle") options.idle = static_cast<uint32_t>(std::atoi(value));
             if (flag == "--json") options.json = value;
             if (flag == "--only") options.only = value;

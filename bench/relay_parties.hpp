@@ -3,12 +3,18 @@
 // Used by relay_bench.cpp. Thread: main thread. Owns: children, which die with their objects.
 #pragma once
 
+#include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
@@ -31,7 +37,6 @@ using namespace kvasir::relay::testing;
 
 constexpr size_t kSmall = 4096;
 constexpr size_t kBulkFrame = 256 << 10;
-constexpr size_t kFloodPiece = 16 << 10;
 constexpr auto kPatience = milliseconds(60000);
 
 inline void require(bool condition, const char* what) {
@@ -233,65 +238,86 @@ private:
     cpu_set_t before_;
 };
 
-// This process, and the children it starts, run before all that is not urgent. False: not allowed.
-inline bool run_at_once() {
-    sched_param priority = {};
-    priority.sched_priority = 1;
-    return ::sched_setscheduler(0, SCHED_FIFO, &priority) == 0;
-}
-
-// Gives way at once to whoever is urgent; where nobody may be, to everybody.
+// Gives way to everybody, the kernel's own network threads included.
 inline void run_when_idle() {
-    const bool urgent = ::sched_getscheduler(0) == SCHED_FIFO;
     const sched_param none = {};
-    require(::sched_setscheduler(0, urgent ? SCHED_OTHER : SCHED_IDLE, &none) == 0,
-            "sched_setscheduler");
+    require(::sched_setscheduler(0, SCHED_IDLE, &none) == 0, "sched_setscheduler");
 }
 
 // A sender and its receiver in one process, at two ends of a relay.
 struct HostilePair {
-    explicit HostilePair(const Target& target)
+    HostilePair(const Target& target, size_t payload_bytes)
         : sink(Node::attach(target, Role::kBackbone)), source(Node::attach(target, Role::kWorker)) {
         uint16_t peer = 0;
         while (peer == 0) {
             const auto up = must(source.next_peer(), "peer");
             if (up.generation == sink.attached.generation) peer = up.handle;
         }
-        frame = make_frame(FrameType::kResult, peer, 1, Bytes(kBulkFrame));
+        frame = make_frame(FrameType::kResult, peer, 1, Bytes(payload_bytes));
     }
     Node sink, source;
     Bytes frame;
 };
 
-// Sends as fast as the line takes it, and reads as fast as it comes. Ends with the connection.
-// In small pieces: many kernels let nobody else run until a system call is over, however urgent.
-inline void flood(net::MessageStream& source, net::MessageStream& sink, const Bytes& frame,
-                  const Tally& tally) {
-    net::MessageLimits limits;
-    limits.receive_bytes_per_call = limits.send_bytes_per_call = kFloodPiece;
-    source.set_limits(limits);
-    sink.set_limits(limits);
-    while (true) {
-        if (!source.wants_write()) (void)source.enqueue(frame);
-        (void)source.flush();
-        const auto got = sink.try_receive();
-        if (!got) ::_exit(1);
-        if (*got) tally.add((*got)->size());
+// What flood() sends: `frame` as a WebSocket client sends it, as often as fits into a MiB. A file
+// in memory, so that sending it costs the sender next to nothing.
+struct FloodFile {
+    explicit FloodFile(const Bytes& frame) : fd(::memfd_create("flood", MFD_CLOEXEC)) {
+        require(bool(fd), "memfd_create");
+        wire::WsHeader header;
+        header.masked = true;  // with the zero key
+        header.payload_bytes = frame.size();
+        std::array<uint8_t, wire::kWsHeaderBytesMax> head;
+        const size_t head_bytes = wire::encode_ws_header(header, head);
+        for (uint64_t i = 0; i < std::max<uint64_t>(1, (1 << 20) / frame.size()); ++i) {
+            const iovec parts[] = {{head.data(), head_bytes},
+                                   {const_cast<uint8_t*>(frame.data()), frame.size()}};
+            const ssize_t written = ::writev(fd.get(), parts, 2);
+            require(written == static_cast<ssize_t>(head_bytes + frame.size()), "writev");
+            bytes += written;
+        }
+    }
+    net::UniqueFd fd;
+    off_t bytes = 0;
+};
+
+struct Flood {
+    size_t piece_bytes = 16 << 10;  // of one system call
+    size_t payload_bytes = kBulkFrame;
+};
+
+// Sends as fast as the line takes it, and throws away as fast as it comes, without a copy at either
+// end. In pieces: many kernels let nobody else run until a system call is over, however urgent.
+// Ends with the connection.
+inline void flood(const net::MessageStream& source, const net::MessageStream& sink,
+                  const Bytes& frame, const Tally& tally, const Flood& how) {
+    const FloodFile file(frame);
+    require(::fcntl(source.fd(), F_SETFL, ::fcntl(source.fd(), F_GETFL) | O_NONBLOCK) == 0,
+            "fcntl");
+    for (off_t at = 0;; at = at == file.bytes ? 0 : at) {
+        const ssize_t sent = ::sendfile(source.fd(), file.fd.get(), &at, how.piece_bytes);
+        if (sent < 0 && errno != EAGAIN) ::_exit(1);
+        const ssize_t got = ::recv(sink.fd(), nullptr, how.piece_bytes, MSG_TRUNC | MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) ::_exit(1);
+        if (got > 0) tally.add(static_cast<uint64_t>(got));
+        if (sent > 0 || got > 0) continue;
+        pollfd wanted[] = {{source.fd(), POLLOUT, 0}, {sink.fd(), POLLIN, 0}};
+        (void)::poll(wanted, 2, -1);
     }
 }
 
-inline Child start_flooder(const Target& target, const Tally& tally) {
-    return Child([&](int fd) {
+inline Child start_flooder(const Target& target, const Tally& tally, Flood how) {
+    return Child([&, how](int fd) {
         run_when_idle();
-        HostilePair pair(target);
+        HostilePair pair(target, how.payload_bytes);
         ready(fd, 1);
-        flood(pair.source.stream, pair.sink.stream, pair.frame, tally);
+        flood(pair.source.stream, pair.sink.stream, pair.frame, tally, how);
     });
 }
 
 // As much work for the machine, without a relay: it floods itself.
-inline Child start_neighbour(const Tally& tally) {
-    return Child([&](int fd) {
+inline Child start_neighbour(const Tally& tally, Flood how) {
+    return Child([&, how](int fd) {
         run_when_idle();
         std::promise<net::MessageStream> accepted;
         const auto listener =
@@ -303,7 +329,8 @@ inline Child start_neighbour(const Tally& tally) {
         Node source = Node::connect(target_at(listener->port(), false));
         net::MessageStream sink = accepted.get_future().get();
         ready(fd, 1);
-        flood(source.stream, sink, make_frame(FrameType::kResult, 1, 1, Bytes(kBulkFrame)), tally);
+        const Bytes frame = make_frame(FrameType::kResult, 1, 1, Bytes(how.payload_bytes));
+        flood(source.stream, sink, frame, tally, how);
     });
 }
 
@@ -311,7 +338,7 @@ inline Child start_neighbour(const Tally& tally) {
 inline Child start_slow(const Target& target) {
     return Child([&](int fd) {
         run_when_idle();
-        HostilePair pair(target);
+        HostilePair pair(target, kBulkFrame);
         ready(fd, 1);
         auto& stream = pair.source.stream;
         while (stream.enqueue(pair.frame) && stream.flush_until(in(kPatience))) {

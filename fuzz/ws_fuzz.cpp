@@ -1,8 +1,8 @@
 // Fuzz target: a byte stream through MessageReader, cut in two ways, must give the same events.
 //
 // Input: byte 0: bit 0 = server side (frames must be masked), bits 1..: seed of the cuts; the rest
-// is the stream. Also checked: messages are aligned, within the limit, and the buffer does not
-// outgrow what arrived.
+// is the stream. In one of the runs the messages' buffers are taken away. Also checked: messages
+// are aligned, within the limit, and the buffer does not outgrow what arrived.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -33,7 +33,7 @@ struct Outcome {
 };
 
 // Takes every event that is ready. false: an error, the stream is over.
-bool take_events(net::MessageReader& reader, Outcome& outcome) {
+bool take_events(net::MessageReader& reader, bool take_blocks, Outcome& outcome) {
     while (true) {
         auto event = reader.next();
         if (!event) {
@@ -42,8 +42,10 @@ bool take_events(net::MessageReader& reader, Outcome& outcome) {
         }
         if (!*event) return true;
         const auto payload = (*event)->payload;
+        net::Block block;
         if ((*event)->opcode == wire::WsOpcode::kBinary) {
             require(payload.size() <= kMessageBytesMax, "message over the limit");
+            if (take_blocks) block = reader.take_block();  // the payload stays where it is
             require(reinterpret_cast<uintptr_t>(payload.data()) % net::kMessageAlign == 0,
                     "message not aligned");
         }
@@ -54,7 +56,7 @@ bool take_events(net::MessageReader& reader, Outcome& outcome) {
 
 // `next_cut(rest)`: how many bytes to deliver next, at least 1.
 template <class Cut>
-Outcome run(std::span<const uint8_t> stream, bool server, Cut next_cut) {
+Outcome run(std::span<const uint8_t> stream, bool server, bool take_blocks, Cut next_cut) {
     net::MessageReader reader(server, kMessageBytesMax);
     Outcome outcome;
     size_t delivered = 0;
@@ -67,7 +69,7 @@ Outcome run(std::span<const uint8_t> stream, bool server, Cut next_cut) {
         std::memcpy(room->data(), stream.data() + delivered, count);
         reader.commit(count);
         delivered += count;
-        if (!take_events(reader, outcome)) break;
+        if (!take_events(reader, take_blocks, outcome)) break;
     }
     return outcome;
 }
@@ -79,9 +81,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const bool server = (data[0] & 1) != 0;
     uint32_t seed = data[0] >> 1;
     const std::span<const uint8_t> stream(data + 1, size - 1);
-    const Outcome whole = run(stream, server, [](size_t left) { return left; });
-    const Outcome bytewise = run(stream, server, [](size_t) { return size_t{1}; });
-    const Outcome random = run(stream, server, [&seed](size_t) {
+    const Outcome whole = run(stream, server, false, [](size_t left) { return left; });
+    const Outcome bytewise = run(stream, server, false, [](size_t) { return size_t{1}; });
+    const Outcome random = run(stream, server, true, [&seed](size_t) {
         seed = seed * 1664525 + 1013904223;
         return size_t{1} + (seed >> 24) % 40;
     });

@@ -13,6 +13,7 @@ using wire::WsHeader;
 using wire::WsOpcode;
 
 constexpr size_t kCapacityFirst = 256 << 10;
+constexpr size_t kCapacityAgainMax = 1 << 20;  // without a byte of the next message
 constexpr size_t kGrowBytes = 1 << 20;
 constexpr size_t kReadBytesMin = 16 << 10;  // do not ask the kernel for less unless it ends a frame
 constexpr size_t kFront = 32;               // first payload address; a header fits in front of it
@@ -49,7 +50,7 @@ Result<std::span<uint8_t>> MessageReader::writable() {
 void MessageReader::release() {
     if (partial()) return;
     data_.reset();
-    capacity_ = begin_ = end_ = 0;
+    capacity_ = capacity_next_ = begin_ = end_ = 0;
     small_messages_ = 0;
 }
 
@@ -80,17 +81,40 @@ void MessageReader::compact() {
 Status MessageReader::grow(size_t wanted) {
     if (capacity_ >= end_ + std::min(wanted, kReadBytesMin)) return {};
     const size_t ahead = std::min(wanted, std::max(kGrowBytes, end_));
-    const size_t capacity = std::max(kCapacityFirst, end_ + ahead);
+    const size_t capacity = std::max({kCapacityFirst, capacity_next_, end_ + ahead});
     if (capacity <= capacity_) return {};
-    auto* data = static_cast<uint8_t*>(std::realloc(data_.get(), capacity));
-    if (data == nullptr) {
+    Block data = allocate_block(capacity);
+    if (!data) {
         return fail(Errc::kEnvironment,
                     "no memory for a message of " + std::to_string(end_ + wanted) + " bytes");
     }
-    (void)data_.release();  // realloc() took it
-    data_.reset(data);
+    if (data_) std::memcpy(data.get(), data_.get(), end_);
+    data_ = std::move(data);
     capacity_ = capacity;
+    capacity_next_ = 0;
     return {};
+}
+
+Block MessageReader::take_block() {
+    KVASIR_CHECK(data_ && !header_ && !in_message_);
+    const size_t front = kFront - header_bytes_expected_;
+    const size_t rest = end_ - begin_;
+    const size_t used = message_ + static_cast<size_t>(message_bytes_);
+    const size_t capacity_again = std::min(used, kCapacityAgainMax);
+    Block data;
+    size_t capacity = 0;
+    if (rest != 0) {
+        capacity = std::max({kCapacityFirst, capacity_again, front + rest + kReadBytesMin});
+        data = allocate_block(capacity);
+        if (!data) return {};
+        std::memcpy(data.get() + front, data_.get() + begin_, rest);
+    }
+    data_.swap(data);
+    capacity_ = capacity;
+    capacity_next_ = capacity_again;
+    begin_ = front;
+    end_ = front + rest;
+    return data;
 }
 
 Result<std::optional<MessageReader::Event>> MessageReader::next() {

@@ -16,6 +16,7 @@
 #include <span>
 
 #include "base/result.hpp"
+#include "net/block.hpp"
 #include "wire/ws.hpp"
 
 namespace kvasir::net {
@@ -44,6 +45,10 @@ public:
     // kUnsupported (a text message); the reader is of no use after one.
     Result<std::optional<Event>> next();
 
+    // Right after a message: gives away the buffer it lies in, so that its view lives as long as
+    // the block. Null, and nothing changes, when there is no memory for another buffer.
+    Block take_block();
+
     // True in the middle of a frame or of a fragmented message.
     bool partial() const { return header_ || in_message_ || begin_ != end_; }
     size_t capacity() const { return capacity_; }
@@ -52,10 +57,6 @@ public:
     void release();
 
 private:
-    struct Free {
-        void operator()(uint8_t* data) const { std::free(data); }
-    };
-
     Status accept_header(const wire::WsHeader& header);
     void align_payload();
     std::optional<Event> finish_frame();
@@ -65,9 +66,10 @@ private:
     bool expect_masked_;  // constant after construction
     uint64_t message_bytes_max_;
 
-    std::unique_ptr<uint8_t, Free> data_;
+    Block data_;
     size_t capacity_ = 0;
-    size_t begin_ = 0;  // bytes not yet consumed: [begin_, end_)
+    size_t capacity_next_ = 0;  // after a buffer that was taken: the next message may be as long
+    size_t begin_ = 0;          // bytes not yet consumed: [begin_, end_)
     size_t end_ = 0;
     // The frame whose header was consumed and whose payload is at payload_; begin_ == payload_
     // unless the payload was moved down to its alignment.

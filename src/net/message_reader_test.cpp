@@ -138,6 +138,38 @@ TEST(MessageReader, BufferGrowsWithArrivalAndIsGivenBack) {
     EXPECT_LE(reader.capacity(), 1u << 20);
 }
 
+// Taken away while bytes of later messages lie behind it: nothing moves, nothing is lost.
+TEST(MessageReader, ATakenBufferKeepsItsMessageAndTheReaderItsBytes) {
+    for (const size_t behind : {size_t{0}, size_t{1}, size_t{3}, size_t{700}, size_t{300000}}) {
+        SCOPED_TRACE(behind);
+        MessageReader reader(true, 1 << 20);
+        const Bytes first = pattern(200000, 1), second = pattern(400000, 2);
+        Bytes stream = frame(first, true);
+        const Bytes next = frame(second, true);
+        stream.insert(stream.end(), next.begin(), next.begin() + static_cast<long>(behind));
+        for (size_t at = 0; at < stream.size();) {
+            const auto room = reader.writable();
+            ASSERT_TRUE(room);
+            const size_t count = std::min(room->size(), stream.size() - at);
+            std::memcpy(room->data(), stream.data() + at, count);
+            reader.commit(count);
+            at += count;
+        }
+        const auto event = reader.next();
+        ASSERT_TRUE(event && *event);
+        const std::span<const uint8_t> view = (*event)->payload;
+        const Block block = reader.take_block();
+        ASSERT_TRUE(block);
+        EXPECT_EQ(reader.partial(), behind != 0);
+        EXPECT_EQ(reader.capacity() == 0, behind == 0);
+        const Seen seen = feed_whole(reader, std::span(next).subspan(behind));
+        ASSERT_FALSE(seen.error) << seen.error->detail;
+        ASSERT_EQ(seen.events.size(), 1u);
+        EXPECT_EQ(seen.events[0].second, second);
+        EXPECT_TRUE(std::ranges::equal(view, first));
+    }
+}
+
 TEST(MessageReader, FragmentsAreJoinedAroundControlFrames) {
     Bytes stream;
     const auto add = [&stream](const Bytes& bytes) {

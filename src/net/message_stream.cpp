@@ -1,3 +1,4 @@
+// Sockets, receiving and closing; the sending half is message_stream_send.cpp.
 #include "net/message_stream.hpp"
 
 #include <fcntl.h>
@@ -5,7 +6,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,18 +18,14 @@
 
 #include "base/log.hpp"
 #include "net/close_code.hpp"
-#include "net/message_reader.hpp"
-#include "net/send_buffer.hpp"
+#include "net/message_stream_impl.hpp"
 #include "net/socket_wait.hpp"
-#include "net/transport.hpp"
 
 namespace kvasir::net {
 namespace {
 
-using wire::WsHeader;
 using wire::WsOpcode;
 
-constexpr size_t kPiecesDirectMax = 15;     // more are copied before they are sent
 constexpr size_t kDrainBytesMax = 1 << 20;  // thrown away before a close, see drain()
 constexpr auto kBlockingWaitMin = std::chrono::milliseconds(64);  // see Impl::set_read_timeout
 constexpr auto kBlockingWaitMax = std::chrono::hours(1);
@@ -44,154 +40,6 @@ UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
 void UniqueFd::reset(int fd) {
     if (fd_ >= 0) ::close(fd_);
     fd_ = fd;
-}
-
-struct MessageStream::Impl {
-    Impl(Transport transport_in, Side side_in, MessageLimits limits_in)
-        : transport(std::move(transport_in)),
-          side(side_in),
-          limits(limits_in),
-          reader(side_in == Side::kServer, limits_in.message_bytes_max) {}
-
-    Status send_frame(WsOpcode opcode, std::span<const std::span<const uint8_t>> pieces);
-    bool sends_in_turns() const { return limits.send_bytes_per_call != UINT64_MAX; }
-    Result<uint64_t> send_some(std::span<iovec> vectors, uint64_t bytes_max);
-    Status send_direct(std::span<iovec> vectors);
-    Status flush();
-    void send_owed_pong();
-    Error write_failed(Error error);
-
-    enum class Read : uint8_t { kNothing, kSome, kAll };  // kAll: the kernel had no more
-
-    Result<Read> read_some(bool block);
-    void set_read_timeout(Clock::duration left);
-    Result<std::optional<std::span<const uint8_t>>> next_message();
-    Status on_control(const MessageReader::Event& event);
-    Status count_control();
-    void on_ping(std::span<const uint8_t> payload);
-    Error on_close(std::span<const uint8_t> payload);
-
-    void close(uint16_t code);
-    void drain();
-
-    // Constant after construction
-    Transport transport;
-    Side side;
-    MessageLimits limits;
-
-    MessageReader reader;
-    SendBuffer unsent;
-    StreamCounters counters;
-    Clock::time_point last_heard = Clock::now();
-    std::chrono::milliseconds read_timeout{0};  // SO_RCVTIMEO as it is set
-    bool kernel_empty = false;                  // the last read took all that was there
-    bool closed = false;                        // nothing goes either way any more
-    bool write_closed = false;  // a write failed; what had arrived can still be read
-
-    // Control frames from the peer are counted in windows of one second.
-    Clock::time_point control_window = {};
-    uint32_t control_count = 0;
-    // A pong waits until the one before it has left, and only the newest ping is answered: a peer
-    // that pings and never reads costs two frames of memory.
-    uint64_t pong_sent_at = 0;  // counters.bytes_out once the last pong has left
-    std::optional<std::vector<uint8_t>> ping_owed;
-};
-
-// ---- sending ----
-
-Error MessageStream::Impl::write_failed(Error error) {
-    write_closed = true;
-    unsent.clear();
-    ping_owed.reset();
-    return error;
-}
-
-// At most `bytes_max` (not 0) of them; 0 when the kernel takes nothing now.
-Result<uint64_t> MessageStream::Impl::send_some(std::span<iovec> vectors, uint64_t bytes_max) {
-    uint64_t bytes = 0;
-    size_t count = 0;
-    while (count < vectors.size() && bytes < bytes_max) bytes += vectors[count++].iov_len;
-    const uint64_t over = bytes - std::min(bytes, bytes_max);
-    if (count != 0) vectors[count - 1].iov_len -= over;
-    auto sent = transport.write(vectors.first(count));
-    if (count != 0) vectors[count - 1].iov_len += over;
-    if (!sent) return tl::unexpected(write_failed(std::move(sent.error())));
-    counters.bytes_out += *sent;
-    return sent;
-}
-
-// Sends `vectors` from where they lie; what the kernel does not take is copied to `unsent`.
-Status MessageStream::Impl::send_direct(std::span<iovec> vectors) {
-    uint64_t turn = limits.send_bytes_per_call;
-    while (!vectors.empty() && turn != 0) {
-        auto sent = send_some(vectors, turn);
-        if (!sent) return tl::unexpected(std::move(sent.error()));
-        turn -= *sent;
-        uint64_t left = *sent;
-        while (!vectors.empty() && left >= vectors.front().iov_len) {
-            left -= vectors.front().iov_len;
-            vectors = vectors.subspan(1);
-        }
-        if (vectors.empty()) return {};
-        vectors.front().iov_base = static_cast<uint8_t*>(vectors.front().iov_base) + left;
-        vectors.front().iov_len -= left;
-        if (*sent == 0) break;
-    }
-    for (const iovec& vector : vectors) {
-        unsent.append({static_cast<const uint8_t*>(vector.iov_base), vector.iov_len});
-    }
-    return {};
-}
-
-Status MessageStream::Impl::send_frame(WsOpcode opcode,
-                                       std::span<const std::span<const uint8_t>> pieces) {
-    WsHeader header;
-    header.opcode = opcode;
-    header.masked = side == Side::kClient;  // with the zero key: docs/protocol.md says why
-    for (const auto& piece : pieces) header.payload_bytes += piece.size();
-    std::array<uint8_t, wire::kWsHeaderBytesMax> head;
-    const size_t head_bytes = wire::encode_ws_header(header, head);
-
-    if (unsent.empty() && pieces.size() <= kPiecesDirectMax) {
-        std::array<iovec, kPiecesDirectMax + 1> vectors;
-        size_t count = 0;
-        vectors[count++] = {head.data(), head_bytes};
-        for (const auto& piece : pieces) {
-            if (piece.empty()) continue;
-            vectors[count++] = {const_cast<uint8_t*>(piece.data()), piece.size()};
-        }
-        return send_direct({vectors.data(), count});
-    }
-    unsent.append({head.data(), head_bytes});
-    for (const auto& piece : pieces) unsent.append(piece);
-    return sends_in_turns() ? Status() : flush();
-}
-
-Status MessageStream::Impl::flush() {
-    if (transport.wants_write()) {
-        auto status = transport.flush();
-        if (!status) return tl::unexpected(write_failed(std::move(status.error())));
-    }
-    for (uint64_t turn = limits.send_bytes_per_call; !unsent.empty() && turn != 0;) {
-        std::array<iovec, 16> vectors;
-        const size_t count = unsent.gather(vectors);
-        auto sent = send_some({vectors.data(), count}, turn);
-        if (!sent) return tl::unexpected(std::move(sent.error()));
-        if (*sent == 0) break;
-        turn -= *sent;
-        unsent.consume(*sent);
-    }
-    if (ping_owed && !write_closed) send_owed_pong();
-    return {};
-}
-
-void MessageStream::Impl::send_owed_pong() {
-    if (counters.bytes_out < pong_sent_at) return;
-    const std::vector<uint8_t> payload = std::move(*ping_owed);
-    ping_owed.reset();
-    const std::span<const uint8_t> piece(payload);
-    // A failure shows as write_closed; reading goes on.
-    if (send_frame(WsOpcode::kPong, {&piece, 1})) pong_sent_at = counters.bytes_out + unsent.size();
 }
 
 // ---- receiving ----
@@ -384,55 +232,6 @@ bool MessageStream::wants_write() const {
     return !impl_->unsent.empty() || impl_->transport.wants_write();
 }
 
-Status MessageStream::enqueue(std::span<const std::span<const uint8_t>> pieces) {
-    if (closed()) return fail(Errc::kClosed, "the connection is closed");
-    uint64_t bytes = 0;
-    for (const auto& piece : pieces) bytes += piece.size();
-    const uint64_t unsent_max = impl_->limits.unsent_bytes_max;
-    if (bytes > std::min(impl_->limits.message_bytes_max, unsent_max)) {
-        return fail(Errc::kLimit, "message of " + std::to_string(bytes) +
-                                      " bytes is over the limit of the connection");
-    }
-    if (!impl_->sends_in_turns() || impl_->unsent.empty()) {
-        if (auto status = impl_->flush(); !status) return status;
-    }
-    if (impl_->unsent.size() > unsent_max - bytes) {
-        return fail(Errc::kBusy, "the peer reads too slowly: " +
-                                     std::to_string(impl_->unsent.size()) + " bytes are unsent");
-    }
-    auto status = impl_->send_frame(WsOpcode::kBinary, pieces);
-    if (status) ++impl_->counters.messages_out;
-    return status;
-}
-
-Status MessageStream::enqueue(std::span<const uint8_t> message) {
-    return enqueue(std::span<const std::span<const uint8_t>>(&message, 1));
-}
-
-Status MessageStream::enqueue_ping() {
-    if (closed()) return fail(Errc::kClosed, "the connection is closed");
-    if (auto status = impl_->flush(); !status) return status;
-    if (impl_->unsent.size() >= impl_->limits.unsent_bytes_max) {
-        return fail(Errc::kBusy, "the peer reads too slowly");
-    }
-    return impl_->send_frame(WsOpcode::kPing, {});
-}
-
-Status MessageStream::flush() {
-    if (closed()) return fail(Errc::kClosed, "the connection is closed");
-    return impl_->flush();
-}
-
-Status MessageStream::flush_until(Deadline deadline) {
-    while (true) {
-        if (auto status = flush(); !status) return status;
-        if (!wants_write()) return {};
-        auto ready = wait_for(fd(), POLLOUT, deadline);
-        if (!ready) return tl::unexpected(std::move(ready.error()));
-        if (!*ready) return fail(Errc::kTimeout, "the peer did not take the bytes in time");
-    }
-}
-
 Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
     if (!impl_ || impl_->closed) return fail(Errc::kClosed, "the connection is closed");
     const uint64_t bytes_in_max = impl_->counters.bytes_in + impl_->limits.receive_bytes_per_call;
@@ -457,6 +256,9 @@ uint64_t MessageStream::receive_buffer_bytes() const {
 void MessageStream::set_limits(const MessageLimits& limits) {
     impl_->limits = limits;
     impl_->reader.set_message_bytes_max(limits.message_bytes_max);
+}
+void MessageStream::set_bytes_per_call(uint64_t bytes) {
+    impl_->limits.receive_bytes_per_call = impl_->limits.send_bytes_per_call = bytes;
 }
 void MessageStream::release_idle_buffers() {
     impl_->reader.release();

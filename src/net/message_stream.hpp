@@ -54,8 +54,8 @@ struct MessageLimits {
     uint64_t unsent_bytes_max = uint64_t{128} << 20;  // enqueue() beyond this is kBusy
     uint32_t control_per_second_max = 100;            // pings a peer may send; more is kProtocol
     uint64_t receive_bytes_per_call = 8 << 20;  // then the caller of try_receive() gets a turn
-    // Given to the kernel by one enqueue() or flush(), the rest by later calls of flush(); while
-    // bytes are pending, enqueue() only appends. For one thread with many streams.
+    // Given to the kernel by one enqueue() or flush(), the rest by later calls of flush(). A longer
+    // message, and one behind pending bytes, is only appended. For one thread with many streams.
     uint64_t send_bytes_per_call = UINT64_MAX;
 };
 
@@ -93,6 +93,10 @@ public:
     // the stream is closed(), but what the peer had sent before can still be received.
     Status enqueue(std::span<const std::span<const uint8_t>> pieces);
     Status enqueue(std::span<const uint8_t> message);
+    // The same; the last piece lies in the message that `from` received last. What is longer than a
+    // turn (send_bytes_per_call) then takes over the buffer of `from`, where that saves a copy:
+    // use the view of that message no more.
+    Status pass_on(std::span<const std::span<const uint8_t>> pieces, MessageStream& from);
     Status enqueue_ping();  // WebSocket-level ping
     bool wants_write() const;
     // Writes pending bytes (at most send_bytes_per_call) without blocking. Errors: kClosed, kIo.
@@ -118,6 +122,7 @@ public:
     uint64_t unsent_bytes() const;
     uint64_t receive_buffer_bytes() const;
     void set_limits(const MessageLimits& limits);
+    void set_bytes_per_call(uint64_t bytes);  // both ways; cheap
     void release_idle_buffers();
 
     // Sends a close frame (best effort, never blocks) and shuts the socket down.
@@ -125,6 +130,7 @@ public:
 
 private:
     struct Impl;
+    Status enqueue(std::span<const std::span<const uint8_t>> pieces, Impl* from);
     std::unique_ptr<Impl> impl_;
 };
 

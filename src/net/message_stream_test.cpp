@@ -298,22 +298,69 @@ TEST_P(Streams, SendingTakesTurns) {
     limits.send_bytes_per_call = 3000;
     MessageStream sender(std::move(a), Side::kServer, {}, limits);
     MessageStream reader(std::move(b), Side::kClient, {});
+    ASSERT_TRUE(sender.enqueue(pattern(2000, 0)));
+    const uint64_t first = sender.counters().bytes_out;
+    EXPECT_GT(first, 2000u) << "what is no more than a turn goes at once";
     ASSERT_TRUE(sender.enqueue(pattern(10000, 1)));
-    EXPECT_EQ(sender.counters().bytes_out, 3000u);
-    ASSERT_TRUE(sender.enqueue(pattern(10000, 2)));
-    EXPECT_EQ(sender.counters().bytes_out, 3000u) << "it only appends while bytes are pending";
+    EXPECT_EQ(sender.counters().bytes_out, first) << "what is more is appended";
+    ASSERT_TRUE(sender.enqueue(pattern(2000, 2)));
+    EXPECT_EQ(sender.counters().bytes_out, first) << "it only appends while bytes are pending";
     ASSERT_TRUE(sender.flush());
-    EXPECT_EQ(sender.counters().bytes_out, 6000u);
+    EXPECT_EQ(sender.counters().bytes_out, first + 3000);
     EXPECT_TRUE(sender.wants_write());
     ASSERT_TRUE(sender.flush_until(in(10s)));
     ASSERT_TRUE(sender.enqueue(pattern(10000, 3)));
     sender.close(1000);
-    for (uint32_t i = 1; i <= 3; ++i) {
+    for (uint32_t i = 0; i <= 3; ++i) {
         const auto message = reader.receive(in(10s));
         ASSERT_TRUE(message) << message.error().detail;
-        EXPECT_TRUE(copy(*message) == pattern(10000, i)) << i;
+        EXPECT_TRUE(copy(*message) == pattern(i % 2 == 0 ? 2000 : 10000, i)) << i;
     }
     EXPECT_EQ(reader.receive(in(10s)).error().code, Errc::kClosed);
+}
+
+// Messages go from one connection to another while nobody reads at the end: long ones take the
+// buffer along that they came in, and all arrive as they were.
+TEST_P(Streams, PassingOnTakesTheBufferAlong) {
+    auto [near, far] = ends();
+    auto [next, end] = ends();
+    MessageStream source(std::move(near), Side::kClient, {});
+    MessageStream in_stream(std::move(far), Side::kServer, {});
+    MessageStream out_stream(std::move(next), Side::kServer, {});
+    MessageStream sink(std::move(end), Side::kClient, {});
+    in_stream.set_bytes_per_call(16 << 10);
+    out_stream.set_bytes_per_call(16 << 10);
+    const std::vector<size_t> sizes = {300000, 20, 100000, 65536, 1000000, 300000, 16384, 2000000};
+    uint64_t unsent = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+        SCOPED_TRACE(sizes[i]);
+        ASSERT_TRUE(source.enqueue(pattern(sizes[i], static_cast<uint32_t>(i))));
+        std::optional<std::span<const uint8_t>> message;
+        while (!message) {
+            ASSERT_TRUE(source.flush());
+            const auto got = in_stream.try_receive();
+            ASSERT_TRUE(got) << got.error().detail;
+            message = *got;
+        }
+        ASSERT_EQ(message->size(), sizes[i]);
+        const std::span<const uint8_t> pieces[] = {message->first(10), message->subspan(10)};
+        const bool was_pending = out_stream.wants_write();
+        ASSERT_TRUE(out_stream.pass_on(pieces, in_stream));
+        EXPECT_EQ(in_stream.receive_buffer_bytes() == 0, sizes[i] > 262144);
+        if (was_pending || sizes[i] > (16 << 10)) unsent += sizes[i];
+        EXPECT_GE(out_stream.unsent_bytes(), unsent);
+    }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+        std::optional<std::span<const uint8_t>> message;
+        while (!message) {
+            ASSERT_TRUE(out_stream.flush());
+            const auto got = sink.try_receive();
+            ASSERT_TRUE(got) << got.error().detail;
+            message = *got;
+        }
+        EXPECT_EQ(copy(*message), pattern(sizes[i], static_cast<uint32_t>(i)));
+    }
+    EXPECT_EQ(out_stream.unsent_bytes(), 0u);
 }
 
 TEST_P(Streams, PingsAreAnsweredAndFloodsAreNot) {

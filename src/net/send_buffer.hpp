@@ -1,17 +1,22 @@
 // SendBuffer: bytes that the kernel did not take yet, in the order they go out.
 //
-// Used by MessageStream. Large appends get a chunk of exactly their size, small ones share one, so
-// the memory is what is unsent plus at most one chunk; nothing is moved when bytes leave at the
-// front. Thread: not thread-safe. Owns: its chunks. Limits: the caller's.
+// Used by MessageStream. Large appends get a chunk of exactly their size, small ones share one, and
+// whole blocks can be taken over, so the memory is what is unsent plus at most one chunk (and what
+// else is in a block); nothing is moved when bytes leave at the front. Thread: not thread-safe.
+// Owns: its chunks. Limits: the caller's.
 #pragma once
+
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <deque>
+#include <new>
 #include <span>
-#include <vector>
+#include <utility>
 
-#include <sys/uio.h>
+#include "net/block.hpp"
 
 namespace kvasir::net {
 
@@ -20,25 +25,35 @@ public:
     bool empty() const { return bytes_ == 0; }
     uint64_t size() const { return bytes_; }
 
+    // A copy. Throws std::bad_alloc.
     void append(std::span<const uint8_t> data) {
         if (data.empty()) return;
-        if (chunks_.empty() || chunks_.back().capacity() - chunks_.back().size() < data.size()) {
-            chunks_.emplace_back().reserve(std::max(data.size(), kChunkBytesMin));
+        if (chunks_.empty() || chunks_.back().capacity - chunks_.back().end < data.size()) {
+            const size_t capacity = std::max(data.size(), kChunkBytesMin);
+            Block block = allocate_block(capacity);
+            if (!block) throw std::bad_alloc();
+            chunks_.push_back({std::move(block), 0, 0, capacity});
         }
-        chunks_.back().insert(chunks_.back().end(), data.begin(), data.end());
+        Chunk& chunk = chunks_.back();
+        std::memcpy(chunk.data.get() + chunk.end, data.data(), data.size());
+        chunk.end += data.size();
+        bytes_ += data.size();
+    }
+
+    // `data`, which lies in `block`, without a copy.
+    void append(std::span<const uint8_t> data, Block block) {
+        if (data.empty()) return;
+        const auto begin = static_cast<size_t>(data.data() - block.get());
+        const size_t end = begin + data.size();
+        chunks_.push_back({std::move(block), begin, end, end});
         bytes_ += data.size();
     }
 
     // Fills `out` with what goes next; returns how many entries.
     size_t gather(std::span<iovec> out) const {
-        size_t count = 0;
-        size_t skip = head_;
-        for (const auto& chunk : chunks_) {
-            if (count == out.size()) break;
-            out[count].iov_base = const_cast<uint8_t*>(chunk.data()) + skip;
-            out[count].iov_len = chunk.size() - skip;
-            ++count;
-            skip = 0;
+        const size_t count = std::min(out.size(), chunks_.size());
+        for (size_t i = 0; i < count; ++i) {
+            out[i] = {chunks_[i].data.get() + chunks_[i].begin, chunks_[i].end - chunks_[i].begin};
         }
         return count;
     }
@@ -46,27 +61,29 @@ public:
     void consume(uint64_t count) {
         bytes_ -= count;
         while (count != 0) {
-            const uint64_t here = std::min<uint64_t>(count, chunks_.front().size() - head_);
-            head_ += here;
+            Chunk& first = chunks_.front();
+            const uint64_t here = std::min<uint64_t>(count, first.end - first.begin);
+            first.begin += here;
             count -= here;
-            if (head_ == chunks_.front().size()) {
-                chunks_.pop_front();
-                head_ = 0;
-            }
+            if (first.begin == first.end) chunks_.pop_front();
         }
     }
 
     void clear() {
         chunks_.clear();
-        head_ = 0;
         bytes_ = 0;
     }
 
 private:
     static constexpr size_t kChunkBytesMin = 4096;
 
-    std::deque<std::vector<uint8_t>> chunks_;
-    size_t head_ = 0;     // bytes of the first chunk that are gone
+    struct Chunk {
+        Block data;
+        size_t begin = 0, end = 0;  // unsent
+        size_t capacity = 0;        // up to where append() may write
+    };
+
+    std::deque<Chunk> chunks_;
     uint64_t bytes_ = 0;  // unsent
 };
 

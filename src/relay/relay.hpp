@@ -2,13 +2,15 @@
 //
 // Used by `kvasir relay`, and inside `kvasir up` beside market and backbone. The rules are
 // Switchboard's; here are the sockets: one epoll, whole frames received and passed on from where
-// they arrived, without a copy when the receiver takes them at once. A connection gets at most
-// `turn_bytes` and `turn_messages` read and `turn_send_bytes` written before the others have had
-// theirs. GET /healthz and /metrics (Prometheus) are answered on the same port.
+// they arrived, without a copy. Connections read and write in turns of about `turn_bytes` (a
+// message counts as 4 KiB at least), those first that asked for least (TurnQueue): beside any
+// number of connections that want all they can get, one that wants little waits for one turn. GET
+// /healthz and /metrics (Prometheus) are answered on the same port.
 //
 // Thread: one of its own, besides the listener's; every method may be called from any thread, the
 // destructor once. Owns: the connections. Limits: RelayOptions; the memory of all connections is
-// about queue_total_max + receive_total_max + 16 KiB for each (TLS: 40 KiB).
+// at most about 2 queue_total_max (usually half of it: a queued frame keeps the buffer that it came
+// in) + receive_total_max + 16 KiB for each (TLS: 40 KiB).
 #pragma once
 
 #include <chrono>
@@ -32,10 +34,9 @@ struct RelayOptions {
     bool local_port = false;  // also plain TCP on 127.0.0.1, for a backbone on this machine
     net::HandshakeLimits handshake{milliseconds(5000), 8192, 1024, 512};
     net::HttpLimits http_limits;
-    net::HttpHandler http;  // other paths than /healthz and /metrics; empty: 404
-    uint64_t turn_bytes = 64 << 10;
-    uint32_t turn_messages = 32;                     // small ones cost more than their bytes
-    uint64_t turn_send_bytes = 512 << 10;            // what is longer is copied
+    net::HttpHandler http;                  // other paths than /healthz and /metrics; empty: 404
+    uint64_t turn_bytes = 16 << 10;         // read or written in one turn
+    uint64_t turn_bytes_alone = 128 << 10;  // while there are only a sender and its receiver
     uint64_t receive_total_max = uint64_t{1} << 30;  // of frames that have half arrived
     milliseconds buffer_idle{2000};                  // then receive buffers are given back
 };

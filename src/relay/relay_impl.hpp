@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "relay/relay.hpp"
+#include "relay/turn_queue.hpp"
 
 struct epoll_event;
 
@@ -30,14 +31,17 @@ struct Channel {
     ConnectionId id;
     net::MessageStream stream;
     uint32_t interest = 0;  // as epoll has it
-    bool ready = false;     // in ready_
+    bool ready = false;     // in turns_
+    bool readable = false;  // as far as we know
+    bool writable = false;
     bool held = false;
     bool resumed = false;  // `message` comes again
     bool closed = false;
     bool watched = false;              // in idle_
     std::span<const uint8_t> message;  // being passed on, or held: in the stream's buffer
-    uint64_t bytes_in = 0;             // when last looked at
-    uint64_t buffer_bytes = 0;         // its part of receive_total_
+    TurnQueue::Account account = 0;
+    uint64_t bytes_in = 0;      // when last looked at
+    uint64_t buffer_bytes = 0;  // its part of receive_total_
     Time active;
 };
 
@@ -72,8 +76,10 @@ private:
     void run_posted();
     void adopt(net::MessageStream stream, const std::string& peer);
     void run_turns();
-    bool turn(Channel& channel);
-    bool present(Channel& channel);
+    uint64_t turn(Channel& channel);
+    uint64_t write_turn(Channel& channel);
+    uint64_t read_turn(Channel& channel);
+    uint64_t present(Channel& channel);
     void note_received(Channel& channel);
     void cut_largest();
     void release_idle();
@@ -103,7 +109,9 @@ private:
     Switchboard board_;
     std::unordered_map<ConnectionId, std::unique_ptr<Channel>, ConnectionIdHash> channels_;
     std::vector<std::unique_ptr<Channel>> ended_;  // until the end of the round
-    std::deque<ConnectionId> ready_;
+    TurnQueue turns_;
+    Crowd crowd_;
+    uint64_t turn_bytes_ = 0;                         // of this round: fewer when there is a crowd
     std::deque<std::pair<Time, ConnectionId>> idle_;  // whose buffers to look at, and when
     std::vector<Action> actions_;
     bool applying_ = false;

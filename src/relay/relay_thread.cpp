@@ -21,6 +21,7 @@ using net::MessageStream;
 
 constexpr uint64_t kBufferFree = 256 << 10;  // a reader's first buffer: mostly untouched memory
 constexpr int kEventsPerWait = 64;
+constexpr uint64_t kMessageCost = 4096;  // beside its bytes: about what the system calls cost
 
 Time read_clock() {
     return std::chrono::steady_clock::now();
@@ -92,7 +93,7 @@ bool RelayImpl::serve_ready() {
 }
 
 Time RelayImpl::wait_until() const {
-    if (!ready_.empty()) return Time::min();
+    if (!turns_.empty()) return Time::min();
     const Time tick = board_.next_tick();
     return idle_.empty() ? tick : std::min(tick, idle_.front().first);
 }
@@ -101,15 +102,14 @@ void RelayImpl::on_socket(const epoll_event& event) {
     if (event.data.u64 == kWakeKey) return run_posted();
     Channel* channel = find({event.data.u64});
     if (channel == nullptr) return;  // ended earlier in this round
-    if ((event.events & EPOLLOUT) != 0) after_write(*channel, channel->stream.flush());
-    if (channel->closed) return;
-    if (channel->held) {
-        if ((event.events & (EPOLLHUP | EPOLLERR)) != 0) {
-            apply(Closed{channel->id, {Errc::kClosed, "the connection broke"}});
+    if ((event.events & EPOLLOUT) != 0) channel->writable = true;
+    if ((event.events & ~uint32_t{EPOLLOUT}) != 0) {
+        if (channel->held && (event.events & (EPOLLHUP | EPOLLERR)) != 0) {
+            return apply(Closed{channel->id, {Errc::kClosed, "the connection broke"}});
         }
-        return;
+        channel->readable = true;
     }
-    if ((event.events & ~uint32_t{EPOLLOUT}) != 0) make_ready(*channel);
+    make_ready(*channel);
 }
 
 void RelayImpl::run_posted() {
@@ -144,63 +144,86 @@ void RelayImpl::adopt(MessageStream stream, const std::string& peer) {
     log(LogLevel::kDebug, "relay",
         "event=opened conn=" + std::to_string(id.value) + " peer=" + peer);
     apply(opened);
-    if (!channel.closed) make_ready(channel);  // bytes may have come with the upgrade
+    if (channel.closed) return;
+    channel.readable = true;  // bytes may have come with the upgrade
+    make_ready(channel);
 }
 
+// In the queue, if it has something to do.
 void RelayImpl::make_ready(Channel& channel) {
-    if (channel.ready) return;
+    const bool reads = !channel.held && (channel.readable || channel.resumed);
+    if (channel.ready || channel.closed || (!channel.writable && !reads)) return;
     channel.ready = true;
-    ready_.push_back(channel.id);
+    turns_.add(channel.id, channel.account);
 }
 
-// One turn for everybody who was ready at the start of the round.
+// About one long turn, or some short ones: then the sockets are asked who else is there.
 void RelayImpl::run_turns() {
-    for (size_t left = ready_.size(); left > 0; --left) {
-        const ConnectionId id = ready_.front();
-        ready_.pop_front();
-        Channel* channel = find(id);
+    turn_bytes_ = crowd_.is_here(now_) ? options_.turn_bytes : options_.turn_bytes_alone;
+    for (uint64_t cost = 0; !turns_.empty() && cost < turn_bytes_;) {
+        Channel* channel = find(turns_.take());
         if (channel == nullptr) continue;
+        crowd_.note(channel->id, now_);
         channel->ready = false;
-        const bool more = turn(*channel);
+        const uint64_t this_cost = turn(*channel);
+        cost += this_cost;
         if (channel->closed) continue;
+        channel->account += this_cost;
         note_received(*channel);
-        if (more) make_ready(*channel);
+        make_ready(*channel);
         update_interest(*channel);
     }
 }
 
-// True: there is more to do for it at once.
-bool RelayImpl::turn(Channel& channel) {
-    if (channel.held) return false;
-    uint64_t passed = 0;
-    if (channel.resumed) {
+// Writes or reads; returns what it cost, in bytes.
+uint64_t RelayImpl::turn(Channel& channel) {
+    channel.stream.set_bytes_per_call(turn_bytes_);
+    uint64_t cost = channel.writable ? write_turn(channel) : 0;
+    if (cost < turn_bytes_ && !channel.closed) cost += read_turn(channel);
+    return cost;
+}
+
+uint64_t RelayImpl::write_turn(Channel& channel) {
+    const uint64_t before = channel.stream.counters().bytes_out;
+    const Status status = channel.stream.flush();
+    const uint64_t bytes = channel.stream.counters().bytes_out - before;
+    channel.writable = channel.stream.wants_write() && bytes >= turn_bytes_;
+    after_write(channel, status);
+    return bytes;
+}
+
+uint64_t RelayImpl::read_turn(Channel& channel) {
+    uint64_t cost = 0;
+    if (channel.resumed && !channel.held) {
         channel.resumed = false;
-        passed = channel.message.size();
-        if (!present(channel)) return false;
+        cost += present(channel);
     }
-    for (uint32_t count = 0; passed < options_.turn_bytes && count < options_.turn_messages;
-         ++count) {
+    uint64_t read = 0;
+    while (channel.readable && !channel.held && !channel.closed && cost < turn_bytes_) {
         const uint64_t before = channel.stream.counters().bytes_in;
         const auto message = channel.stream.try_receive();
         if (!message) {
             apply(Closed{channel.id, message.error()});
-            return false;
+            break;
         }
+        const uint64_t bytes = channel.stream.counters().bytes_in - before;
+        read += bytes;
         if (!*message) {  // the kernel has no more, or this was all for one turn
-            return channel.stream.counters().bytes_in - before >= options_.turn_bytes;
+            channel.readable = bytes >= turn_bytes_;
+            break;
         }
         channel.message = **message;
-        passed += channel.message.size();
-        if (!present(channel)) return false;
-        if (!channel.stream.may_have_more()) return false;
+        channel.readable = channel.stream.may_have_more();
+        cost += present(channel);
     }
-    return true;
+    return cost + read;
 }
 
-// False: it is held or closed.
-bool RelayImpl::present(Channel& channel) {
+// The switchboard decides about the message; returns what that cost.
+uint64_t RelayImpl::present(Channel& channel) {
+    const uint64_t bytes = channel.message.size();
     apply(Message{channel.id, channel.message});
-    return !channel.closed && !channel.held;
+    return kMessageCost + std::min(bytes, turn_bytes_);
 }
 
 void RelayImpl::note_received(Channel& channel) {
@@ -291,7 +314,8 @@ void RelayImpl::perform(const Forward& action) {
     std::copy_n(from->message.begin(), head.size(), head.begin());
     wire::set_peer(head, action.peer);
     const std::span<const uint8_t> pieces[] = {head, from->message.subspan(head.size())};
-    after_write(*to, to->stream.enqueue(pieces));
+    to->stream.set_bytes_per_call(turn_bytes_);
+    after_write(*to, to->stream.pass_on(pieces, from->stream));  // a long one goes in its turns
 }
 
 void RelayImpl::perform(const Hold& action) {
@@ -312,8 +336,7 @@ void RelayImpl::perform(const AllowFrames& action) {
     net::MessageLimits limits;
     limits.message_bytes_max = options_.switchboard.message_bytes_max;
     limits.unsent_bytes_max = UINT64_MAX;  // the switchboard counts
-    limits.receive_bytes_per_call = options_.turn_bytes;
-    limits.send_bytes_per_call = options_.turn_send_bytes;
+    limits.receive_bytes_per_call = limits.send_bytes_per_call = options_.turn_bytes;
     channel->stream.set_limits(limits);
 }
 
