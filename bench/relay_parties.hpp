@@ -282,13 +282,12 @@ struct FloodFile {
 };
 
 struct Flood {
-    size_t piece_bytes = 16 << 10;  // of one system call
+    size_t piece_bytes = 256 << 10;  // of one system call
     size_t payload_bytes = kBulkFrame;
 };
 
 // Sends as fast as the line takes it, and throws away as fast as it comes, without a copy at either
-// end. In pieces: many kernels let nobody else run until a system call is over, however urgent.
-// Ends with the connection.
+// end. Ends with the connection.
 inline void flood(const net::MessageStream& source, const net::MessageStream& sink,
                   const Bytes& frame, const Tally& tally, const Flood& how) {
     const FloodFile file(frame);
