@@ -216,9 +216,13 @@ void add_flags(CLI::App& command, RunFlags& flags) {
     auto* join =
         command.add_option("--join", flags.member.url,
                            "https://HOST:PORT of a market; workers come through its relay");
-    command.add_option("--invite", flags.member.invite, "a backbone's invite code of that market")
+    command
+        .add_option("--invite", flags.member.invite,
+                    "a backbone's invite code of that market; wanted the first time")
         ->needs(join);
-    command.add_option("--state", flags.member.state_dir, "folder of this backbone's key")
+    command
+        .add_option("--state", flags.member.state_dir,
+                    "folder of this backbone's key and of how it recognises the market")
         ->needs(join);
     command
         .add_option("--ca", flags.member.ca_file,
