@@ -233,10 +233,8 @@ uint16_t Servers::local_port() const {
     return relay_ ? relay_->local_port() : uint16_t{0};
 }
 
-Result<std::string> Servers::join_line(uint32_t uses, std::chrono::seconds valid_for) {
-    auto invite = market_->make_invite(uses, valid_for);
-    if (!invite) return tl::unexpected(invite.error());
-    return "join: kvasir worker --join " + url_ + " --invite " + crypto::to_string(*invite) +
+std::string Servers::join_line(const crypto::Invite& invite) const {
+    return "join: kvasir worker --join " + url_ + " --invite " + crypto::to_string(invite) +
            " --budget 340M";
 }
 

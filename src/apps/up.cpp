@@ -151,9 +151,9 @@ Status up(UpFlags& flags) {
         (void)servers->market().save();
         return has_prompt(flags) ? 128 + signal : 0;  // without its answer, or as it was told to
     });
-    auto line = servers->join_line(flags.uses, std::chrono::hours(flags.valid_h));
-    if (!line) return tl::unexpected(line.error());
-    tell("{}\n", *line);
+    auto invite = servers->market().make_invite(flags.uses, std::chrono::hours(flags.valid_h));
+    if (!invite) return tl::unexpected(invite.error());
+    tell("{}\n", servers->join_line(*invite));
     if (!flags.api.empty()) {
         ApiServerOptions api;
         api.program = flags.llama_server;
