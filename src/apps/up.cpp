@@ -62,6 +62,7 @@ Result<std::unique_ptr<Swarm>> start_swarm(const UpFlags& flags, const Servers& 
     uplink.endpoint.port = servers.local_port();
     uplink.here = servers.relay_here();
     uplink.credentials = [&servers, shared] { return servers.backbone_credentials(shared); };
+    uplink.is_ending = [&flags] { return flags.is_ending.load(); };
     SwarmOptions options;
     options.model_path = flags.session.model_path;
     options.threads = flags.session.threads;

@@ -226,6 +226,7 @@ TEST(Up, TextAsPeopleReadIt) {
     EXPECT_TRUE(eventually([&] { return up.out() == alone.out + alone.out; })) << up.out();
     up.signal(SIGTERM);
     EXPECT_EQ(up.wait(30).exit_code, 0) << up.err();
+    EXPECT_THAT(up.err(), Not(HasSubstr("next try"))) << "it knows that its relay ends";
 }
 
 TEST(Up, SharesThatAreNone) {
