@@ -53,7 +53,8 @@ net::HttpLimits http_limits(const ServerFlags& flags) {
 // What a node on another machine dials.
 std::string choose_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
     if (!flags.public_url.empty()) return flags.public_url;
-    const JoinUrl chosen = join_url(listen, port, flags.plain, net::own_addresses());
+    const JoinUrl chosen = join_url(listen, port, flags.plain ? "http" : "https",
+                                    net::own_addresses(), "--public-url");
     if (!chosen.hint.empty()) tell("kvasir: {}\n", chosen.hint);
     return chosen.url;
 }
