@@ -1,10 +1,7 @@
 #include "apps/api_server.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
@@ -20,10 +17,10 @@
 #include "apps/child_process.hpp"
 #include "apps/console.hpp"
 #include "apps/membership.hpp"
+#include "apps/owner_file.hpp"
 #include "apps/plugin_path.hpp"
 #include "base/log.hpp"
 #include "engine/runtime.hpp"
-#include "moe/file.hpp"
 
 namespace kvasir::apps {
 namespace {
@@ -54,24 +51,6 @@ Result<std::string> find_llama_server(const std::string& wanted) {
     return fail(Errc::kEnvironment,
                 "no llama-server is in " + beside.parent_path().string() +
                     " or in PATH: name one of llama.cpp v0.5.0 with --llama-server");
-}
-
-// A reader finds the old token or the new one, never half of one.
-Status write_token(const std::string& path, const std::string& token) {
-    const std::string fresh = path + ".new";
-    const moe::Fd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (!file.is_open()) {
-        return tl::unexpected(
-            moe::system_error(moe::write_errc(errno), fresh, "making llama-server's token", errno));
-    }
-    Status ok = moe::write_exactly(file.get(), fresh, 0,
-                                   {reinterpret_cast<const uint8_t*>(token.data()), token.size()});
-    if (ok && ::rename(fresh.c_str(), path.c_str()) != 0) {
-        ok = tl::unexpected(moe::system_error(moe::write_errc(errno), path,
-                                              "renaming llama-server's token", errno));
-    }
-    if (!ok) ::unlink(fresh.c_str());
-    return ok;
 }
 
 // Of HOST:PORT, as it may stand in an address; nothing is everywhere.
@@ -115,8 +94,11 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
     if (!made) return tl::unexpected(made.error());
     const auto key = std::make_shared<const crypto::KeyPair>(std::move(*made));
     const std::string token_path = *state + "/backbone.token";
-    if (Status ok = write_token(token_path, servers.backbone_credentials(key).token); !ok)
-        return ok;
+    const auto write_token = [&] {
+        return write_owner_file(token_path, servers.backbone_credentials(key).token,
+                                "llama-server's token");
+    };
+    if (Status ok = write_token(); !ok) return ok;
 
     ChildOptions child;
     child.program = *program;
@@ -152,7 +134,7 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
         }
         if (net::Clock::now() < next_token) continue;
         next_token = net::Clock::now() + token_every;
-        if (Status ok = write_token(token_path, servers.backbone_credentials(key).token); !ok) {
+        if (Status ok = write_token(); !ok) {
             log(LogLevel::kWarn, "up", ok.error().detail);
         }
     }

@@ -6,7 +6,9 @@
 namespace kvasir::apps {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(JoinUrl, WhatListensEverywhereIsReachedByTheMachinesOwnAddress) {
     const net::OwnAddresses none;
@@ -27,14 +29,16 @@ TEST(JoinUrl, WhatListensEverywhereIsReachedByTheMachinesOwnAddress) {
     for (const auto& test : cases) {
         SCOPED_TRACE(test.listen);
         const auto listen = *net::parse_listen(test.listen);
-        const JoinUrl tls = join_url(listen, 8443, false, test.own);
+        const JoinUrl tls = join_url(listen, 8443, "https", test.own, "--public-url");
         EXPECT_EQ(tls.url, "https://" + std::string(test.host) + ":8443");
-        EXPECT_EQ(join_url(listen, 80, true, test.own).url,
-                  "http://" + std::string(test.host) + ":80");
+        const JoinUrl hub = join_url(listen, 80, "ws", test.own, "");
+        EXPECT_EQ(hub.url, "ws://" + std::string(test.host) + ":80");
         if (test.is_guess) {
             EXPECT_THAT(tls.hint, HasSubstr("--public-url https://NAME:PORT"));
+            EXPECT_THAT(hub.hint, AllOf(HasSubstr("below"), Not(HasSubstr("NAME:PORT"))));
         } else {
             EXPECT_EQ(tls.hint, "");
+            EXPECT_EQ(hub.hint, "");
         }
     }
 }

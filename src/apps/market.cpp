@@ -50,6 +50,7 @@ Status serve(const MarketFlags& flags) {
             (*servers)->market().make_invite(flags.uses, std::chrono::hours(flags.valid_h), bits);
         if (!invite) return tl::unexpected(invite.error());
         fmt::print("invite {}: {}\n", role, crypto::to_string(*invite));
+        if (role == "worker") fmt::print("{}\n", (*servers)->join_line(*invite));
     }
     std::fflush(stdout);
     while (::sigwaitinfo(&signals, nullptr) <= 0) {
@@ -72,7 +73,8 @@ void add_market(CLI::App& app, int& exit_code) {
                         "a relay elsewhere, wss://HOST:PORT; then none is started here");
     command
         ->add_option("--print-invite", flags->invites,
-                     "print an invite code for this role (worker, backbone); may be repeated")
+                     "print an invite code for this role (worker, backbone), and the line that "
+                     "starts a worker with it; may be repeated")
         ->check(CLI::IsMember({"worker", "backbone"}));
     command->add_option("--uses", flags->uses, "how many nodes an invite printed is good for")
         ->check(CLI::Range(1, 1000000))

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "apps/market_pins.hpp"
 #include "apps/progress.hpp"
 #include "apps/state_lock.hpp"
 #include "base/log.hpp"
@@ -101,6 +102,20 @@ Status check_model(const std::string& path, const worker::MarketInfo& market) {
                     ": another model, or another quantisation of it");
 }
 
+std::string where_from(const MarketPins& pins) {
+    return "; the pin is in " + printable(pins.path()) +
+           " since this backbone joined that market, and --invite with a new code replaces it";
+}
+
+// Without it the backbone is as good, but for its next start.
+void keep_pin(MarketPins& pins, const std::string& url, const std::optional<Sha256>& pin) {
+    const Status kept = pins.keep(url, pin);
+    if (kept) return;
+    log(LogLevel::kWarn, "membership",
+        "the market's pin is not kept, so the next start needs the invite code again: " +
+            kept.error().detail);
+}
+
 }  // namespace
 
 Result<std::string> make_state_dir(const std::string& wanted) {
@@ -134,6 +149,8 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
         auto parsed = crypto::parse_invite(options.invite);
         if (!parsed) return tl::unexpected(parsed.error());
         invite = *parsed;
+        if (Status ok = worker::check_address(*address, *invite); !ok)
+            return tl::unexpected(ok.error());
     }
     auto state = make_state_dir(options.state_dir);
     if (!state) return tl::unexpected(state.error());
@@ -141,9 +158,12 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     if (!lock) return tl::unexpected(lock.error());
     auto key = crypto::load_or_make_key(*state + "/backbone.key");
     if (!key) return tl::unexpected(key.error());
+    auto pins = MarketPins::load(*state);
+    if (!pins) return tl::unexpected(pins.error());
     net::ClientTrust trust;
     trust.ca_file = options.ca_file;
-    if (invite) trust.pin = invite->tls_pin;
+    trust.advice = worker::kTrustAdvice;
+    trust.pin = invite ? invite->tls_pin : pins->find(address->base);
     trust.pin_url = address->base;
     auto http = net::HttpClient::make(trust);
     if (!http) return tl::unexpected(http.error());
@@ -152,7 +172,11 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
                                            std::move(*http), *address,
                                            options.name.empty() ? host_name() : options.name);
     auto info = member->market().look_up();
-    if (!info) return tl::unexpected(info.error());
+    if (!info) {
+        Error error = info.error();
+        if (error.code == Errc::kDenied && trust.pin && !invite) error.detail += where_from(*pins);
+        return tl::unexpected(std::move(error));
+    }
     if (invite && info->market_key != invite->market) {
         return fail(Errc::kDenied, "the market at " + printable(options.url) +
                                        " is not the one that made this invite code");
@@ -168,6 +192,7 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     }
     auto endpoint = worker::relay_endpoint(*info, *address);
     if (!endpoint) return tl::unexpected(endpoint.error());
+    if (invite) keep_pin(*pins, address->base, invite->tls_pin);
     const auto tls_for = [trust, market = *address](const net::Endpoint& relay) {
         return net::TlsClient::make(worker::relay_trust(trust, relay, market));
     };

@@ -23,7 +23,7 @@ struct MembershipOptions {
     std::string url;         // https://HOST:PORT of the market
     std::string model_path;  // the backbone's; must be the market's model
     std::string invite;      // code; may be empty when this key has enrolled before
-    std::string state_dir;   // where the key is; empty: the user's
+    std::string state_dir;   // where the key and the market's pin are; empty: the user's
     std::string ca_file;     // PEM, for what no invite pins; empty: the system's roots
     std::string name;
 };
@@ -31,7 +31,8 @@ struct MembershipOptions {
 // $XDG_STATE_HOME/kvasir, else ~/.local/state/kvasir; made with mode 0700. Errors: kEnvironment.
 Result<std::string> make_state_dir(const std::string& wanted);
 
-// Enrols with the invite, or renews with the key. The uplink leads to the market's relay. Reads the
+// Enrols with the invite, or renews with the key; the pin of the last invite is kept in the state
+// folder and counts until another invite comes. The uplink leads to the market's relay. Reads the
 // whole model once, for its id (cached). Errors: kUsage (url, code), kDenied (certificate, invite,
 // market key), kMismatch (the market has another model; the invite stays unused), those of
 // moe::open_model, kIo, ...

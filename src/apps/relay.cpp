@@ -73,6 +73,9 @@ Result<std::unique_ptr<RevocationPoll>> make_poll(const RelayFlags& flags,
     options.market_url = flags.market_url;
     options.market_key = *key;
     options.trust.ca_file = flags.ca_file;
+    options.trust.advice =
+        "if it is the right one, trust it with --ca FILE (its CA's certificate) or --market-pin (a "
+        "market with --dev-tls prints it)";
     options.every = std::chrono::seconds(flags.revoked_every_s);
     if (!flags.market_pin.empty()) {
         const auto pin = decode_hex(flags.market_pin);

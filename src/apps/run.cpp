@@ -14,6 +14,7 @@
 #include "apps/first_part.hpp"
 #include "apps/flag_values.hpp"
 #include "apps/generate_once.hpp"
+#include "apps/join_url.hpp"
 #include "apps/kernels_flag.hpp"
 #include "apps/membership.hpp"
 #include "apps/run_report.hpp"
@@ -77,6 +78,15 @@ Status join(RunFlags& flags) {
     if (!relay) return tl::unexpected(relay.error());
     flags.swarm.relays.push_back(std::move(*relay));
     return {};
+}
+
+// What a worker on another machine dials.
+void tell_address(const std::string& listen, uint16_t port) {
+    const auto endpoint = net::parse_listen(listen);
+    if (!endpoint) return;  // nobody could listen there
+    const JoinUrl chosen = join_url(*endpoint, port, "ws", net::own_addresses(), "");
+    if (!chosen.hint.empty()) tell("kvasir: {}\n", chosen.hint);
+    tell("listening on {}\n", chosen.url);
 }
 
 Result<RunOutcome> load_and_generate(const RunFlags& flags, Swarm* swarm) {
@@ -145,7 +155,7 @@ Result<bool> run(RunFlags& flags) {
         auto started = Swarm::start(flags.swarm);
         if (!started) return tl::unexpected(started.error());
         swarm = std::move(*started);
-        if (!flags.listen.empty()) tell("listening on {}\n", swarm->address());
+        if (!flags.listen.empty()) tell_address(flags.listen, swarm->port());
     }
     auto outcome = load_and_generate(flags, swarm.get());
     if (!outcome) return tl::unexpected(outcome.error());
@@ -216,9 +226,13 @@ void add_flags(CLI::App& command, RunFlags& flags) {
     auto* join =
         command.add_option("--join", flags.member.url,
                            "https://HOST:PORT of a market; workers come through its relay");
-    command.add_option("--invite", flags.member.invite, "a backbone's invite code of that market")
+    command
+        .add_option("--invite", flags.member.invite,
+                    "a backbone's invite code of that market; wanted the first time")
         ->needs(join);
-    command.add_option("--state", flags.member.state_dir, "folder of this backbone's key")
+    command
+        .add_option("--state", flags.member.state_dir,
+                    "folder of this backbone's key and of how it recognises the market")
         ->needs(join);
     command
         .add_option("--ca", flags.member.ca_file,

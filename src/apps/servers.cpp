@@ -53,7 +53,8 @@ net::HttpLimits http_limits(const ServerFlags& flags) {
 // What a node on another machine dials.
 std::string choose_url(const ServerFlags& flags, const net::Endpoint& listen, uint16_t port) {
     if (!flags.public_url.empty()) return flags.public_url;
-    const JoinUrl chosen = join_url(listen, port, flags.plain, net::own_addresses());
+    const JoinUrl chosen = join_url(listen, port, flags.plain ? "http" : "https",
+                                    net::own_addresses(), "--public-url");
     if (!chosen.hint.empty()) tell("kvasir: {}\n", chosen.hint);
     return chosen.url;
 }
@@ -233,10 +234,8 @@ uint16_t Servers::local_port() const {
     return relay_ ? relay_->local_port() : uint16_t{0};
 }
 
-Result<std::string> Servers::join_line(uint32_t uses, std::chrono::seconds valid_for) {
-    auto invite = market_->make_invite(uses, valid_for);
-    if (!invite) return tl::unexpected(invite.error());
-    return "join: kvasir worker --join " + url_ + " --invite " + crypto::to_string(*invite) +
+std::string Servers::join_line(const crypto::Invite& invite) const {
+    return "join: kvasir worker --join " + url_ + " --invite " + crypto::to_string(invite) +
            " --budget 340M";
 }
 

@@ -55,8 +55,8 @@ public:
     const std::string& url() const { return url_; }         // as nodes reach it
     std::optional<backbone::RelayHere> relay_here() const;  // if the relay is ours
     uint16_t local_port() const;  // of the relay, plain TCP on this machine
-    // The line that a person pastes on another machine.
-    Result<std::string> join_line(uint32_t uses, std::chrono::seconds valid_for);
+    // What a person pastes on another machine, to start a worker.
+    std::string join_line(const crypto::Invite& invite) const;
     std::chrono::seconds token_life() const { return token_life_; }
     // Of a self-signed certificate.
     const std::optional<Sha256>& tls_pin() const { return tls_pin_; }

@@ -47,11 +47,7 @@ public:
         return options_.workers > 0 ? start_workers() : Status();
     }
 
-    std::string address() const override {
-        const std::string host = options_.listen.substr(0, options_.listen.rfind(':'));
-        return "ws://" + (host.empty() ? "127.0.0.1" : host) + ":" +
-               std::to_string(backbone_->port());
-    }
+    uint16_t port() const override { return backbone_->port(); }
 
     Status wait_ready() override {
         if (options_.workers == 0 && !options_.wait_outside) return {};
@@ -84,6 +80,13 @@ public:
     void stop() override { workers_.stop(); }
 
 private:
+    // Of the hub, as a worker on this machine dials it.
+    std::string address() const {
+        const std::string host = options_.listen.substr(0, options_.listen.rfind(':'));
+        return "ws://" + (host.empty() ? "127.0.0.1" : host) + ":" +
+               std::to_string(backbone_->port());
+    }
+
     Status start_workers() {
         auto model = moe::open_model(options_.model_path);
         if (!model) return tl::unexpected(model.error());

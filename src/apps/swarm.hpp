@@ -50,8 +50,7 @@ public:
     // Errors: kTimeout (naming what nobody holds), kClosed (a local worker ended, with its last
     // words).
     virtual Status wait_ready() = 0;
-    virtual std::string address()
-        const = 0;  // of the hub, as a worker would dial it: ws://HOST:PORT
+    virtual uint16_t port() const = 0;            // of the hub
     virtual backbone::Report report() const = 0;  // since start() or reset_counters()
     virtual void reset_counters() = 0;
     // With what the backbone computes in contexts made from now on.

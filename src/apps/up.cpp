@@ -62,6 +62,7 @@ Result<std::unique_ptr<Swarm>> start_swarm(const UpFlags& flags, const Servers& 
     uplink.endpoint.port = servers.local_port();
     uplink.here = servers.relay_here();
     uplink.credentials = [&servers, shared] { return servers.backbone_credentials(shared); };
+    uplink.is_ending = [&flags] { return flags.is_ending.load(); };
     SwarmOptions options;
     options.model_path = flags.session.model_path;
     options.threads = flags.session.threads;
@@ -151,9 +152,9 @@ Status up(UpFlags& flags) {
         (void)servers->market().save();
         return has_prompt(flags) ? 128 + signal : 0;  // without its answer, or as it was told to
     });
-    auto line = servers->join_line(flags.uses, std::chrono::hours(flags.valid_h));
-    if (!line) return tl::unexpected(line.error());
-    tell("{}\n", *line);
+    auto invite = servers->market().make_invite(flags.uses, std::chrono::hours(flags.valid_h));
+    if (!invite) return tl::unexpected(invite.error());
+    tell("{}\n", servers->join_line(*invite));
     if (!flags.api.empty()) {
         ApiServerOptions api;
         api.program = flags.llama_server;

@@ -81,6 +81,7 @@ void Uplink::run() {
             }
             state_->route.on_failed();
         }
+        if (options_.is_ending && options_.is_ending()) return;
         log(LogLevel::kWarn, "uplink",
             "relay " + address_ + ": " + reason + "; next try in " + to_text(next));
         if (!pause(next)) return;

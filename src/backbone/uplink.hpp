@@ -47,6 +47,9 @@ struct UplinkOptions {
     std::chrono::milliseconds pause_first{200};  // between attempts to attach, or to renew
     std::chrono::milliseconds pause_max{15000};
     std::chrono::milliseconds answer_max{10000};  // of the relay, to a newer token
+    // Whether the program ends: when the connection is over then, that is as it should be, and it
+    // is not made again. Called on the uplink's thread. Empty: never.
+    std::function<bool()> is_ending;
     // Without a worker, at a relay that a MOVE led to.
     std::chrono::milliseconds alone_first = access::Route::kAloneFirst;
 };

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "access/held_port_testing.hpp"
 #include "backbone/scripted_relay_testing.hpp"
 #include "backbone/swarm_testing.hpp"
+#include "base/log.hpp"
 
 namespace kvasir::backbone::testing {
 namespace {
@@ -34,7 +37,8 @@ Bytes no_answer(const ScriptedRelay::Renewal&) {
 
 // Attached to the relay at that address.
 ToySwarm backbone_of(const std::string& relay,
-                     std::chrono::milliseconds alone_first = access::Route::kAloneFirst) {
+                     std::chrono::milliseconds alone_first = access::Route::kAloneFirst,
+                     std::function<bool()> is_ending = {}) {
     const auto key = std::make_shared<const crypto::KeyPair>(*crypto::KeyPair::generate());
     UplinkOptions options;
     options.endpoint = *net::parse_url(relay);
@@ -42,6 +46,7 @@ ToySwarm backbone_of(const std::string& relay,
     options.pause_first = 20ms;
     options.pause_max = 40ms;
     options.alone_first = alone_first;
+    options.is_ending = std::move(is_ending);
     return ToySwarm(true, 5000ms, {options});
 }
 
@@ -189,6 +194,32 @@ TEST(UplinkMove, ComesHomeFromWhereNobodyIs) {
     const ToySwarm backbone = backbone_of(home.url(), 100ms);
     EXPECT_TRUE(eventually([&] { return home.attaches().size() >= 2; }));
     EXPECT_TRUE(eventually([&] { return next.said_goodbye(); }));
+}
+
+std::atomic<int> told_of_next_try{0};
+
+// A relay that stops because the whole program does is nothing to tell, or to come back to.
+TEST(UplinkMove, WhoEndsDoesNotComeBack) {
+    set_log_sink(
+        [](LogLevel, std::string_view, std::string_view line) {
+            if (line.find("next try") != line.npos) ++told_of_next_try;
+        },
+        LogLevel::kDebug);
+    std::atomic<int> asked{0};
+    {
+        ScriptedRelay home(kLong, no_answer, move_to("", 1ms));
+        const ToySwarm backbone = backbone_of(home.url(), access::Route::kAloneFirst, [&asked] {
+            ++asked;
+            return true;
+        });
+        EXPECT_TRUE(eventually([&] { return asked.load() > 0; }));
+        const auto end = net::Clock::now() + 300ms;  // it would come within 100
+        eventually([&] { return net::Clock::now() >= end; });
+        EXPECT_EQ(home.attaches().size(), 1u);
+    }
+    set_log_sink(nullptr, LogLevel::kError);
+    EXPECT_EQ(asked.load(), 1);
+    EXPECT_EQ(told_of_next_try.load(), 0);
 }
 
 // To the same address: it makes way at once, and comes back at moments that differ.

@@ -272,13 +272,18 @@ TEST_F(CallTest, WithoutAPinTheChainAndTheNameDecide) {
     expect_trust({std::nullopt, root}, origin.url("/"), true);
     expect_trust({std::nullopt, root}, origin.url("/", "localhost"), true);
     expect_trust({std::nullopt, root}, origin.url("/", "x.localhost"), false);  // not its name
+    const auto is_advised = [this] {
+        return errors_.back().find("; give the pin or the CA's file") != std::string::npos;
+    };
     expect_trust({}, origin.url("/"), false);  // the system does not know it
+    EXPECT_TRUE(is_advised()) << errors_.back();
     expect_trust({std::nullopt, write_file("other.pem", other.pem())}, origin.url("/"), false);
     for (const TlsIdentity* identity : {&expired, &named}) {
         options.tls = identity->context();
         TestOrigin wrong(serve_, options);
         expect_trust({std::nullopt, write_file("wrong.pem", identity->pem())}, wrong.url("/"),
                      false);
+        EXPECT_FALSE(is_advised()) << "no CA helps: " << errors_.back();
         EXPECT_TRUE(wrong.requests().empty());
     }
 }

@@ -179,7 +179,11 @@ Result<Transport> secure(const Endpoint& endpoint, UniqueFd fd, const TlsClient&
         if (!done && done.error().code == Errc::kClosed) {
             return tl::unexpected(step_error(endpoint, "TLS handshake", done.error()));
         }
-        if (!done) return fail(done.error().code, show(endpoint) + ": " + done.error().detail);
+        if (!done) {
+            const std::string advice =
+                transport->is_peer_unknown() ? "; " + tls.trust().advice : std::string();
+            return fail(done.error().code, show(endpoint) + ": " + done.error().detail + advice);
+        }
         if (*done) break;
         const short events = transport->wants_write() ? POLLIN | POLLOUT : POLLIN;
         auto ready = wait_step(endpoint, "TLS handshake", transport->fd(), events, deadline);

@@ -41,6 +41,8 @@ struct ClientTrust {
     // HttpClient: the pin is for the origin (scheme, host, port) of this URL, and other origins are
     // judged by their certificates. Empty: the pin is for every server.
     std::string pin_url = {};
+    // To a person who is told that nobody known here vouches for the server.
+    std::string advice = "give the pin or the CA's file";
 };
 
 class TlsClient {

@@ -20,16 +20,11 @@ std::string certificate_error_text(long code) {
             return "it has expired";
         case X509_V_ERR_CERT_NOT_YET_VALID:
             return "it is not valid yet; is this machine's clock right?";
-        case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
-        case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
-        case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
-        case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
-        case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
-            return std::string("its issuer is unknown here (") +
-                   X509_verify_cert_error_string(code) + "); give the pin or the CA's file";
         default:
-            return X509_verify_cert_error_string(code);
+            break;
     }
+    const std::string text = X509_verify_cert_error_string(code);
+    return is_issuer_unknown(code) ? "its issuer is unknown here (" + text + ")" : text;
 }
 
 bool is_certificate_alert(int reason) {
@@ -45,6 +40,19 @@ bool is_certificate_alert(int reason) {
 }
 
 }  // namespace
+
+bool is_issuer_unknown(long verify_result) {
+    switch (verify_result) {
+        case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
+        case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
+        case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
+        case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
+        case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
+            return true;
+        default:
+            return false;
+    }
+}
 
 std::string openssl_error_text() {
     const unsigned long code = ERR_peek_error();

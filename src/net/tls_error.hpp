@@ -14,6 +14,9 @@ namespace kvasir::net {
 // The first reason in the queue, or "unknown reason"; empties the queue.
 std::string openssl_error_text();
 
+// Of a certificate check's result (X509_V_...): nobody whom we know vouches for the certificate.
+bool is_issuer_unknown(long verify_result);
+
 // Why the handshake or a record failed: kDenied with the reason when the peer's certificate was
 // not accepted (by us or by the peer), else kProtocol. Empties the queue.
 Error openssl_peer_error(const char* what, ssl_st* ssl);

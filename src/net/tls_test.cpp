@@ -194,6 +194,9 @@ TEST(Tls, PinOrAuthorityDecides) {
     denied({other.server()->pin(), identity.files.certificate_path}, "pinned");
     denied({std::nullopt, other.files.certificate_path}, "issuer is unknown");
     denied({}, "issuer is unknown");
+    ClientTrust stranger;
+    stranger.advice = "ask the host";
+    denied(stranger, "; ask the host");
     EXPECT_EQ(dial(hub.endpoint()).error().code, Errc::kUsage);
 }
 

@@ -10,6 +10,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "net/origin.hpp"
+#include "net/tls_error.hpp"
 
 namespace kvasir::net {
 namespace {
@@ -50,6 +51,7 @@ std::string lower(std::string_view text) {
 
 Result<TransferTrust> TransferTrust::make(const ClientTrust& trust) {
     TransferTrust out;
+    out.advice = trust.advice;
     if (trust.pin) {
         unsigned char text[48] = {};  // 44 characters and a NUL
         EVP_EncodeBlock(text, trust.pin->data(), static_cast<int>(trust.pin->size()));
@@ -309,9 +311,13 @@ Error Transfer::error(CURLcode result) const {
                     "new key): check the address, ask for a new invite code"};
         case CURLE_PEER_FAILED_VERIFICATION:
         case CURLE_SSL_ISSUER_ERROR:
-        case CURLE_SSL_INVALIDCERTSTATUS:
-            return {Errc::kDenied, "the server's certificate is not accepted: " + text +
-                                       "; a certificate of your own is named with --ca"};
+        case CURLE_SSL_INVALIDCERTSTATUS: {
+            long verified = 0;
+            curl_easy_getinfo(easy_, CURLINFO_SSL_VERIFYRESULT, &verified);
+            const std::string advice =
+                is_issuer_unknown(verified) ? "; " + trust_.advice : std::string();
+            return {Errc::kDenied, "the server's certificate is not accepted: " + text + advice};
+        }
         case CURLE_SSL_CACERT_BADFILE:
             return {Errc::kEnvironment, "no usable certificates in " + printable(trust_.ca_file)};
         case CURLE_OPERATION_TIMEDOUT:

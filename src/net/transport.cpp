@@ -237,6 +237,10 @@ Result<bool> Transport::handshake() {
     return false;
 }
 
+bool Transport::is_peer_unknown() const {
+    return tls_ && is_issuer_unknown(SSL_get_verify_result(tls_->ssl.get()));
+}
+
 // ---- reading ----
 
 Result<Transport::Got> Transport::read(std::span<uint8_t> room, bool may_wait) {

@@ -48,6 +48,8 @@ public:
     // peer must say more. Errors: kDenied (the certificate: says why), kProtocol (not TLS, no
     // common version), kClosed, kIo.
     Result<bool> handshake();
+    // The handshake ended because nobody whom we know vouches for the other side's certificate.
+    bool is_peer_unknown() const;
 
     struct Got {
         size_t bytes = 0;

@@ -38,11 +38,7 @@ Result<std::unique_ptr<Agent>> Agent::make(AgentOptions options) {
     if (!address) return tl::unexpected(address.error());
     auto invite = crypto::parse_invite(options.invite);
     if (!invite) return tl::unexpected(invite.error());
-    if (invite->tls_pin && !address->tls) {
-        return fail(Errc::kUsage,
-                    "the invite code is for a market behind TLS: give its address "
-                    "as https://HOST:PORT");
-    }
+    if (Status ok = check_address(*address, *invite); !ok) return tl::unexpected(ok.error());
     if (options.cache_folder.empty()) {
         auto folder = default_cache_folder();
         if (!folder) return tl::unexpected(folder.error());
@@ -83,6 +79,7 @@ Agent::Agent(AgentOptions options, MarketAddress address, crypto::Invite invite,
     trust_.pin = invite_.tls_pin;
     trust_.pin_url = address_.base;  // redirects lead to an origin with a key of its own
     trust_.ca_file = options_.ca_file;
+    trust_.advice = kTrustAdvice;
     if (options_.cpu_percent < 100)
         throttle_ = std::make_unique<Throttle>(options_.cpu_percent, options_.threads);
 }

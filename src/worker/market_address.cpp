@@ -28,6 +28,13 @@ Result<MarketAddress> parse_market_url(const std::string& url) {
     return address;
 }
 
+Status check_address(const MarketAddress& address, const crypto::Invite& invite) {
+    if (!invite.tls_pin || address.tls) return {};
+    return fail(Errc::kUsage,
+                "the invite code is for a market behind TLS: give its address "
+                "as https://HOST:PORT");
+}
+
 Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market) {
     std::string url = info.relay_url;
     if (url.empty()) url = market.base;

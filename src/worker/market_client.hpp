@@ -98,8 +98,15 @@ struct MarketAddress {
 // Errors: kUsage.
 Result<MarketAddress> parse_market_url(const std::string& url);
 
+// Errors: kUsage (an invite that pins a key, and an address without TLS).
+Status check_address(const MarketAddress& address, const crypto::Invite& invite);
+
 // Where the relay is: a URL, a path on the market's port, or (empty) that port. Errors: kProtocol.
 Result<net::Endpoint> relay_endpoint(const MarketInfo& info, const MarketAddress& market);
+// ClientTrust::advice of programs that join a market (worker, run).
+constexpr const char* kTrustAdvice =
+    "if it is the right one, trust it with --ca FILE (its CA's certificate) or, where it is the "
+    "market's own, with --invite and a code that pins it (of a market with --dev-tls)";
 // How the relay's certificate is judged by a node that trusts the market so: the pin is the key of
 // the market's own port; a relay elsewhere has a certificate of its own, for the CAs to vouch for.
 net::ClientTrust relay_trust(net::ClientTrust trust, const net::Endpoint& relay,

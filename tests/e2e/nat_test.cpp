@@ -223,12 +223,15 @@ TEST(Nat, TheCertificateOfACaIsCheckedByName) {
     const Outcome unknown = join_worker(url, invite, "w", scratch.path("w")).wait(60);
     EXPECT_EQ(unknown.exit_code, 1) << unknown.err;
     EXPECT_THAT(unknown.err, HasSubstr("certificate"));
+    EXPECT_THAT(unknown.err, HasSubstr("--ca FILE"));
+    EXPECT_THAT(unknown.err, HasSubstr("--invite"));
     const Outcome misnamed =
         join_worker(url, invite, "w", scratch.path("w"),
                     {.budget = "12M", .more = {"--ca", scratch.path("ca.pem")}})
             .wait(60);
     EXPECT_EQ(misnamed.exit_code, 1) << misnamed.err;
     EXPECT_THAT(misnamed.err, HasSubstr("127.0.0.1"));
+    EXPECT_THAT(misnamed.err, Not(HasSubstr("--ca FILE"))) << "its CA is known";
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ public:
                   std::vector<std::string> more = {});
 
     Program& program() { return program_; }
+    const Program& program() const { return program_; }
     const std::string& url() const { return url_; }
     std::string port() const { return url_.substr(url_.rfind(':') + 1); }
     const std::string& worker_invite() const { return worker_invite_; }

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "net/own_address.hpp"
 #include "swarm_testing.hpp"
 
 namespace kvasir::e2e {
@@ -197,6 +198,16 @@ TEST(Program, SwarmRunIsCheckedAgainstLlama) {
 }
 
 // The kernels and ggml's graphs compute the same bits, on the backbone and on workers.
+// As others dial it; its own workers dial it on this machine.
+TEST(Program, WhatListensEverywhereNamesTheMachinesAddress) {
+    const auto own = net::own_addresses().v4;
+    const Outcome run = kvasir({"run", "-m", demo_model(), "--listen", "0.0.0.0:0", "--workers",
+                                "2", "--prompt-tokens", "1,2,3", "-n", "2", "--ignore-eos"});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.err, HasSubstr("listening on ws://" + own.value_or("THIS-MACHINE") + ":"));
+    EXPECT_THAT(run.err, HasSubstr("below"));
+}
+
 TEST(Program, KernelsOffGivesTheSameBits) {
     const std::vector<std::string> flags = {"run", "-m", demo_model(), "-p",          "The fox",
                                             "-n",  "8",  "--check",    "--log-level", "debug"};

@@ -15,6 +15,7 @@
 namespace kvasir::e2e {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -115,6 +116,29 @@ TEST(Up, TheLineCanBePasted) {
     EXPECT_TRUE(worker.wait_for("joined " + *own + " with")) << worker.err();
 }
 
+// The same line, of a market that prints an invite.
+TEST(Up, TheMarketsLineCanBePasted) {
+    const ScratchFolder scratch;
+    MarketProgram market(demo_model(), scratch.path("state"));
+    const std::string out = market.program().out();
+    const std::string start = "join: kvasir worker ";
+    EXPECT_EQ(count_of(out, start), 1u) << "a backbone's invite starts no worker";
+    const size_t at = out.find(start);
+    ASSERT_NE(at, out.npos) << out;
+    std::istringstream line(out.substr(at + start.size(), out.find('\n', at) - at - start.size()));
+    std::vector<std::string> pasted = {KVASIR_PROGRAM, "worker"};
+    for (std::string word; line >> word;) pasted.push_back(word);
+    EXPECT_THAT(pasted, Contains(market.url()));
+    EXPECT_THAT(pasted, Contains(market.worker_invite()));
+    pasted.insert(pasted.end(), {"--cache", scratch.path("w")});
+    Program worker(pasted);
+    EXPECT_TRUE(worker.wait_for("worker: serving ")) << worker.err();
+
+    const MarketProgram named(demo_model(), scratch.path("named"), "127.0.0.1:0",
+                              {"--public-url", "https://swarm.example:9"});
+    EXPECT_THAT(named.program().out(), HasSubstr(start + "--join https://swarm.example:9 "));
+}
+
 TEST(Up, TheMarketsDatabaseLiesWhereItIsTold) {
     const ScratchFolder scratch;
     const std::string state = scratch.path("state"), db = scratch.path("elsewhere.sqlite");
@@ -202,6 +226,7 @@ TEST(Up, TextAsPeopleReadIt) {
     EXPECT_TRUE(eventually([&] { return up.out() == alone.out + alone.out; })) << up.out();
     up.signal(SIGTERM);
     EXPECT_EQ(up.wait(30).exit_code, 0) << up.err();
+    EXPECT_THAT(up.err(), Not(HasSubstr("next try"))) << "it knows that its relay ends";
 }
 
 TEST(Up, SharesThatAreNone) {

@@ -73,6 +73,7 @@ Result<backbone::UplinkOptions> relay_from_environment(const std::string& url) {
     if (!key) return tl::unexpected(key.error());
     net::ClientTrust trust;
     trust.ca_file = environment("KVASIR_CA_FILE", "");
+    trust.advice = "KVASIR_CA_FILE names the file of its CA's certificate";
     auto tls = net::TlsClient::make(trust);
     if (!tls) return tl::unexpected(tls.error());
     backbone::UplinkOptions uplink;
