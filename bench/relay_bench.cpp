@@ -273,14 +273,17 @@ void fairness(const Options& options, Report& report) {
         {
             const Child beside = start_flooder(target, tally, options.flood);
             measure(path, options, flooder, tally);
+            require(beside.running(), "the flooder ended");
         }
         {
             const Child beside = start_neighbour(tally, options.flood);
             measure(path, options, neighbour, tally);
+            require(beside.running(), "the neighbour ended");
         }
         {
             const Child beside = start_slow(target);
             measure(path, options, slow, tally);
+            require(beside.running(), "the slow ended");
         }
     }
     report.head("fairness");

@@ -73,6 +73,7 @@ public:
         ::waitpid(pid_, nullptr, 0);
     }
     uint64_t value() const { return value_; }
+    bool running() const { return ::waitpid(pid_, nullptr, WNOHANG) == 0; }
     pid_t pid() const { return pid_; }
 
 private:

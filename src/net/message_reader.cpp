@@ -83,12 +83,19 @@ Status MessageReader::grow(size_t wanted) {
     const size_t ahead = std::min(wanted, std::max(kGrowBytes, end_));
     const size_t capacity = std::max({kCapacityFirst, capacity_next_, end_ + ahead});
     if (capacity <= capacity_) return {};
-    Block data = allocate_block(capacity);
+    // realloc() moves pages rather than bytes, but also bytes that nobody needs.
+    const bool in_place = end_ > capacity_ / 2;
+    Block data(in_place ? static_cast<uint8_t*>(std::realloc(data_.get(), capacity))
+                        : allocate_block(capacity).release());
     if (!data) {
         return fail(Errc::kEnvironment,
                     "no memory for a message of " + std::to_string(end_ + wanted) + " bytes");
     }
-    if (data_) std::memcpy(data.get(), data_.get(), end_);
+    if (in_place) {
+        (void)data_.release();  // realloc() took it
+    } else if (data_) {
+        std::memcpy(data.get(), data_.get(), end_);
+    }
     data_ = std::move(data);
     capacity_ = capacity;
     capacity_next_ = 0;
@@ -112,8 +119,8 @@ Block MessageReader::take_block() {
     data_.swap(data);
     capacity_ = capacity;
     capacity_next_ = capacity_again;
-    begin_ = front;
-    end_ = front + rest;
+    begin_ = rest != 0 ? front : 0;  // writable() begins anew
+    end_ = begin_ + rest;
     return data;
 }
 

@@ -93,9 +93,9 @@ public:
     // the stream is closed(), but what the peer had sent before can still be received.
     Status enqueue(std::span<const std::span<const uint8_t>> pieces);
     Status enqueue(std::span<const uint8_t> message);
-    // The same; the last piece lies in the message that `from` received last. What is longer than a
-    // turn (send_bytes_per_call) then takes over the buffer of `from`, where that saves a copy:
-    // use the view of that message no more.
+    // The same; the last piece lies in the message that `from` received last. When it cannot be
+    // sent at once it may take over the buffer of `from`, which saves a copy: use the view of that
+    // message no more.
     Status pass_on(std::span<const std::span<const uint8_t>> pieces, MessageStream& from);
     Status enqueue_ping();  // WebSocket-level ping
     bool wants_write() const;

@@ -19,10 +19,10 @@ using wire::WsOpcode;
 constexpr size_t kPiecesDirectMax = 15;       // more are copied before they are sent
 constexpr size_t kBlockBytesMin = 128 << 10;  // copying less costs less than a new buffer
 
-// Is a message kept in the buffer that it arrived in, or copied? Buffers are of 256 KiB, or as long
-// as this message or the one before: a queue of such holds about twice its bytes at most.
+// Is a message kept in the buffer that it arrived in, or copied? A queue holds twice its bytes at
+// most.
 bool is_worth_its_buffer(size_t bytes, size_t buffer_bytes) {
-    return bytes >= kBlockBytesMin && bytes >= buffer_bytes / 4;
+    return bytes >= kBlockBytesMin && bytes >= buffer_bytes / 2;
 }
 
 }  // namespace

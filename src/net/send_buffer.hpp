@@ -12,10 +12,10 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <new>
 #include <span>
 #include <utility>
 
+#include "base/check.hpp"
 #include "net/block.hpp"
 
 namespace kvasir::net {
@@ -25,13 +25,13 @@ public:
     bool empty() const { return bytes_ == 0; }
     uint64_t size() const { return bytes_; }
 
-    // A copy. Throws std::bad_alloc.
+    // A copy.
     void append(std::span<const uint8_t> data) {
         if (data.empty()) return;
         if (chunks_.empty() || chunks_.back().capacity - chunks_.back().end < data.size()) {
             const size_t capacity = std::max(data.size(), kChunkBytesMin);
             Block block = allocate_block(capacity);
-            if (!block) throw std::bad_alloc();
+            KVASIR_CHECK(block);  // out of memory
             chunks_.push_back({std::move(block), 0, 0, capacity});
         }
         Chunk& chunk = chunks_.back();

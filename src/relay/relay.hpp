@@ -2,10 +2,10 @@
 //
 // Used by `kvasir relay`, and inside `kvasir up` beside market and backbone. The rules are
 // Switchboard's; here are the sockets: one epoll, whole frames received and passed on from where
-// they arrived, without a copy. Connections read and write in turns of about `turn_bytes` (a
-// message counts as 4 KiB at least), those first that asked for least (TurnQueue): beside any
-// number of connections that want all they can get, one that wants little waits for one turn. GET
-// /healthz and /metrics (Prometheus) are answered on the same port.
+// they arrived: short and very long ones without a copy. Connections read and write in turns of
+// about `turn_bytes` (a message counts as 4 KiB at least), those first that asked for least
+// (TurnQueue): beside any number of connections that want all they can get, one that wants little
+// waits for one turn. GET /healthz and /metrics (Prometheus) are answered on the same port.
 //
 // Thread: one of its own, besides the listener's; every method may be called from any thread, the
 // destructor once. Owns: the connections. Limits: RelayOptions; the memory of all connections is
@@ -71,7 +71,7 @@ public:
     virtual RelayStats stats() const = 0;
 
     // For a backbone in this process: with these a frame of its own needs no wake-up of the relay's
-    // thread. event_fd() is readable while something is there; serve_ready() does one round of it,
+    // thread. event_fd() is readable while something is there; serve_ready() does some turns of it,
     // without waiting, unless another thread is at it (false). Thread: any.
     virtual int event_fd() const = 0;
     virtual bool serve_ready() = 0;

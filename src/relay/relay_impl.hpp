@@ -34,6 +34,7 @@ struct Channel {
     bool ready = false;     // in turns_
     bool readable = false;  // as far as we know
     bool writable = false;
+    bool wrote = false;  // all of its last turn, so that it reads in the next
     bool held = false;
     bool resumed = false;  // `message` comes again
     bool closed = false;

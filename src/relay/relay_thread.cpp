@@ -21,10 +21,15 @@ using net::MessageStream;
 
 constexpr uint64_t kBufferFree = 256 << 10;  // a reader's first buffer: mostly untouched memory
 constexpr int kEventsPerWait = 64;
+constexpr int kRoundsServed = 16;        // by a thread that has other things to do
 constexpr uint64_t kMessageCost = 4096;  // beside its bytes: about what the system calls cost
 
 Time read_clock() {
     return std::chrono::steady_clock::now();
+}
+
+bool wants_read(const Channel& channel) {
+    return !channel.held && (channel.readable || channel.resumed);
 }
 
 int wait_milliseconds(Time until) {
@@ -86,8 +91,12 @@ bool RelayImpl::serve_ready() {
     const std::unique_lock lock(round_mu_, std::try_to_lock);
     if (!lock || stopping_.load()) return false;
     std::array<epoll_event, kEventsPerWait> events;
-    const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, 0);
-    if (count > 0) round({events.data(), static_cast<size_t>(count)});
+    for (int rounds = 0; rounds < kRoundsServed; ++rounds) {
+        const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, 0);
+        if (count <= 0 && turns_.empty()) break;
+        round({events.data(), static_cast<size_t>(std::max(count, 0))});
+        if (turns_.empty()) break;
+    }
     if (wait_until() < waits_until_) post([] {});  // the thread waits for a later time
     return true;
 }
@@ -151,8 +160,7 @@ void RelayImpl::adopt(MessageStream stream, const std::string& peer) {
 
 // In the queue, if it has something to do.
 void RelayImpl::make_ready(Channel& channel) {
-    const bool reads = !channel.held && (channel.readable || channel.resumed);
-    if (channel.ready || channel.closed || (!channel.writable && !reads)) return;
+    if (channel.ready || channel.closed || (!channel.writable && !wants_read(channel))) return;
     channel.ready = true;
     turns_.add(channel.id, channel.account);
 }
@@ -164,21 +172,26 @@ void RelayImpl::run_turns() {
         Channel* channel = find(turns_.take());
         if (channel == nullptr) continue;
         crowd_.note(channel->id, now_);
-        channel->ready = false;
         const uint64_t this_cost = turn(*channel);
         cost += this_cost;
         if (channel->closed) continue;
         channel->account += this_cost;
+        channel->ready = false;
         note_received(*channel);
         make_ready(*channel);
         update_interest(*channel);
     }
 }
 
-// Writes or reads; returns what it cost, in bytes.
+// Writes or reads, by turns if there is much of both; returns what it cost, in bytes.
 uint64_t RelayImpl::turn(Channel& channel) {
     channel.stream.set_bytes_per_call(turn_bytes_);
-    uint64_t cost = channel.writable ? write_turn(channel) : 0;
+    uint64_t cost = 0;
+    const bool reads_first = std::exchange(channel.wrote, false) && wants_read(channel);
+    if (channel.writable && !reads_first) {
+        cost = write_turn(channel);
+        channel.wrote = cost >= turn_bytes_;
+    }
     if (cost < turn_bytes_ && !channel.closed) cost += read_turn(channel);
     return cost;
 }
@@ -227,6 +240,10 @@ uint64_t RelayImpl::present(Channel& channel) {
 }
 
 void RelayImpl::note_received(Channel& channel) {
+    const uint64_t capacity = channel.stream.receive_buffer_bytes();
+    const uint64_t counted = capacity > kBufferFree ? capacity - kBufferFree : 0;
+    receive_total_ += counted - channel.buffer_bytes;
+    channel.buffer_bytes = counted;
     const uint64_t bytes_in = channel.stream.counters().bytes_in;
     if (bytes_in == channel.bytes_in && channel.watched) return;
     if (bytes_in != channel.bytes_in) {
@@ -234,10 +251,6 @@ void RelayImpl::note_received(Channel& channel) {
         apply(Heard{channel.id});
     }
     channel.active = now_;
-    const uint64_t capacity = channel.stream.receive_buffer_bytes();
-    const uint64_t counted = capacity > kBufferFree ? capacity - kBufferFree : 0;
-    receive_total_ += counted - channel.buffer_bytes;
-    channel.buffer_bytes = counted;
     if (!channel.watched) {
         channel.watched = true;
         idle_.emplace_back(now_ + options_.buffer_idle, channel.id);
@@ -336,7 +349,7 @@ void RelayImpl::perform(const AllowFrames& action) {
     net::MessageLimits limits;
     limits.message_bytes_max = options_.switchboard.message_bytes_max;
     limits.unsent_bytes_max = UINT64_MAX;  // the switchboard counts
-    limits.receive_bytes_per_call = limits.send_bytes_per_call = options_.turn_bytes;
+    limits.receive_bytes_per_call = limits.send_bytes_per_call = turn_bytes_;
     channel->stream.set_limits(limits);
 }
 
@@ -356,8 +369,9 @@ void RelayImpl::perform(const Close& action) {
 }
 
 void RelayImpl::update_interest(Channel& channel) {
-    uint32_t interest = channel.held ? 0 : uint32_t{EPOLLIN};
-    if (channel.stream.wants_write()) interest |= uint32_t{EPOLLOUT};
+    // What is known already need not be told again: so who is new is told at once.
+    uint32_t interest = channel.held || channel.readable ? 0 : uint32_t{EPOLLIN};
+    if (channel.stream.wants_write() && !channel.writable) interest |= uint32_t{EPOLLOUT};
     if (interest == channel.interest) return;
     channel.interest = interest;
     epoll_event event = {};

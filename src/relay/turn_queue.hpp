@@ -20,7 +20,6 @@
 #include <tuple>
 #include <vector>
 
-#include "base/ids.hpp"
 #include "relay/handles.hpp"
 
 namespace kvasir::relay {
