@@ -271,17 +271,17 @@ void fairness(const Options& options, Report& report) {
     for (int round = 0; round < options.rounds; ++round) {
         measure(path, options, alone, tally);
         {
-            const Child beside = start_flooder(target, tally, options.flood);
+            Child beside = start_flooder(target, tally, options.flood);
             measure(path, options, flooder, tally);
             require(beside.running(), "the flooder ended");
         }
         {
-            const Child beside = start_neighbour(tally, options.flood);
+            Child beside = start_neighbour(tally, options.flood);
             measure(path, options, neighbour, tally);
             require(beside.running(), "the neighbour ended");
         }
         {
-            const Child beside = start_slow(target);
+            Child beside = start_slow(target);
             measure(path, options, slow, tally);
             require(beside.running(), "the slow ended");
         }

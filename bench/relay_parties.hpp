@@ -73,7 +73,10 @@ public:
         ::waitpid(pid_, nullptr, 0);
     }
     uint64_t value() const { return value_; }
-    bool running() const { return ::waitpid(pid_, nullptr, WNOHANG) == 0; }
+    bool running() {
+        if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) != 0) pid_ = -1;
+        return pid_ > 0;
+    }
     pid_t pid() const { return pid_; }
 
 private:

@@ -2,8 +2,9 @@
 // the invite said, so that it comes back without that.
 //
 // Used by membership. The file "market.pins" in the state folder, mode 0600, has one line a market:
-// "https://HOST:PORT <64 hex of the pin>", the one joined last at the end. Thread: one at a time,
-// and one process a folder (state_lock). Owns: nothing. Limits: 256 markets; the oldest go first.
+// "https://HOST:PORT <64 hex of the pin>", the one whose pin changed last at the end. Thread: one
+// at a time, and one process a folder (state_lock). Owns: nothing. Limits: 256 markets; the oldest
+// go first.
 #pragma once
 
 #include <optional>

@@ -109,7 +109,14 @@ std::string where_from(const MarketPins& pins) {
 
 // Without it the backbone is as good, but for its next start.
 void keep_pin(MarketPins& pins, const std::string& url, const std::optional<Sha256>& pin) {
+    const auto before = pins.find(url);
     const Status kept = pins.keep(url, pin);
+    if (kept && before && before != pin) {
+        log(LogLevel::kInfo, "membership",
+            printable(url) + " is recognised from now on by " +
+                (pin ? "the key that this invite code names" : "a certificate of a known CA") +
+                ", no more by the key of the one before");
+    }
     if (kept) return;
     log(LogLevel::kWarn, "membership",
         "the market's pin is not kept, so the next start needs the invite code again: " +
@@ -160,6 +167,11 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     if (!key) return tl::unexpected(key.error());
     auto pins = MarketPins::load(*state);
     if (!pins) return tl::unexpected(pins.error());
+    if (!address->tls && !invite && pins->find("https" + address->base.substr(4))) {
+        return fail(Errc::kUsage,
+                    "this backbone knows that market behind TLS: give its address "
+                    "as https://HOST:PORT, or a new --invite");
+    }
     net::ClientTrust trust;
     trust.ca_file = options.ca_file;
     trust.advice = worker::kTrustAdvice;
@@ -174,7 +186,8 @@ Result<backbone::UplinkOptions> enroll_backbone(const MembershipOptions& options
     auto info = member->market().look_up();
     if (!info) {
         Error error = info.error();
-        if (error.code == Errc::kDenied && trust.pin && !invite) error.detail += where_from(*pins);
+        const bool is_pin = error.detail.find(net::kNotThePinnedKey) != std::string::npos;
+        if (is_pin && !invite) error.detail += where_from(*pins);
         return tl::unexpected(std::move(error));
     }
     if (invite && info->market_key != invite->market) {

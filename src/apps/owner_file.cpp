@@ -38,14 +38,15 @@ Result<std::optional<std::string>> read_owner_file(const std::string& path, size
     if (!file.is_open() || ::fstat(file.get(), &info) != 0)
         return tl::unexpected(moe::system_error(Errc::kEnvironment, path, "opening", errno));
     if (!S_ISREG(info.st_mode))
-        return fail(Errc::kBadInput, printable(path) + ": is not a regular file");
+        return fail(Errc::kBadInput, printable(path) + ": is not a regular file; remove it");
     if ((info.st_mode & 077) != 0) {
         return fail(Errc::kEnvironment,
                     printable(path) + ": others than its owner may use it; run chmod 600 " +
                         printable(path) + ", or remove it if somebody may have changed it");
     }
     const auto bytes = static_cast<uint64_t>(info.st_size);
-    if (bytes > bytes_max) return fail(Errc::kBadInput, printable(path) + ": is too long");
+    if (bytes > bytes_max)
+        return fail(Errc::kBadInput, printable(path) + ": is too long; remove it");
     std::string text(bytes, '\0');
     if (Status ok = moe::read_exactly(file.get(), path, 0,
                                       {reinterpret_cast<uint8_t*>(text.data()), text.size()});

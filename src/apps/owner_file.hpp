@@ -18,7 +18,7 @@ namespace kvasir::apps {
 Status write_owner_file(const std::string& path, std::string_view text, const std::string& what);
 
 // Null: there is no such file. Errors: kEnvironment (cannot be read; others than its owner may use
-// it: says chmod 600), kBadInput (not a regular file; longer than `bytes_max`).
+// it: says chmod 600), kBadInput (not a regular file; longer than `bytes_max`), kIo.
 Result<std::optional<std::string>> read_owner_file(const std::string& path, size_t bytes_max);
 
 }  // namespace kvasir::apps

@@ -19,6 +19,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,9 @@
 #include "net/tls.hpp"
 
 namespace kvasir::net {
+
+// In the kDenied of a server that has another key than the pinned one, and of no other.
+inline constexpr std::string_view kNotThePinnedKey = "the server's key is not the pinned one";
 
 // At most 5 redirects, with methods changed as browsers do; a body goes to its own origin only. A
 // request over a kept connection that the server closed unread is sent once more.

@@ -80,6 +80,7 @@ Result<MessageStream::Impl::Read> MessageStream::Impl::read_some(bool block) {
                                            : "the connection ended without a close frame");
     }
     kernel_empty = got->drained;
+    counters.effort_in += got->effort;
     if (got->bytes == 0) return Read::kNothing;
     reader.commit(got->bytes);
     counters.bytes_in += got->bytes;
@@ -199,6 +200,7 @@ MessageStream::MessageStream(Transport transport, Side side, std::vector<uint8_t
     const int on = 1;  // fails on a socket that is not TCP, which needs none
     (void)::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     impl_->counters.bytes_in += leftover.size();
+    impl_->counters.effort_in += leftover.size();
     for (std::span<const uint8_t> rest = leftover; !rest.empty();) {
         auto room = impl_->reader.writable();
         if (!room) {
@@ -234,11 +236,11 @@ bool MessageStream::wants_write() const {
 
 Result<std::optional<std::span<const uint8_t>>> MessageStream::try_receive() {
     if (!impl_ || impl_->closed) return fail(Errc::kClosed, "the connection is closed");
-    const uint64_t bytes_in_max = impl_->counters.bytes_in + impl_->limits.receive_bytes_per_call;
+    const uint64_t effort_max = impl_->counters.effort_in + impl_->limits.receive_bytes_per_call;
     while (true) {
         auto message = impl_->next_message();
         if (!message || *message) return message;
-        if (impl_->counters.bytes_in >= bytes_in_max) return std::nullopt;
+        if (impl_->counters.effort_in >= effort_max) return std::nullopt;
         auto read = impl_->read_some(false);
         if (!read) return tl::unexpected(std::move(read.error()));
         if (*read == Impl::Read::kNothing) return std::nullopt;

@@ -53,7 +53,8 @@ struct MessageLimits {
     uint64_t message_bytes_max = uint64_t{64} << 20;  // summed over fragments, while streaming
     uint64_t unsent_bytes_max = uint64_t{128} << 20;  // enqueue() beyond this is kBusy
     uint32_t control_per_second_max = 100;            // pings a peer may send; more is kProtocol
-    uint64_t receive_bytes_per_call = 8 << 20;  // then the caller of try_receive() gets a turn
+    // Of effort (StreamCounters); then the caller of try_receive() gets a turn.
+    uint64_t receive_bytes_per_call = 8 << 20;
     // Given to the kernel by one enqueue() or flush(), the rest by later calls of flush(). A longer
     // message, and one behind pending bytes, is only appended. For one thread with many streams.
     uint64_t send_bytes_per_call = UINT64_MAX;
@@ -62,6 +63,7 @@ struct MessageLimits {
 struct StreamCounters {
     uint64_t bytes_in = 0;  // WebSocket headers included, TLS not
     uint64_t bytes_out = 0;
+    uint64_t effort_in = 0;  // bytes_in, and more for short records of TLS: what they cost
     uint64_t messages_in = 0;
     uint64_t messages_out = 0;
 };
@@ -89,8 +91,9 @@ public:
 
     // Queues one binary message made of the concatenation of `pieces` and writes what the kernel
     // takes now (one sendmsg when nothing is pending: no copy). Errors: kBusy (unsent bytes over
-    // the limit; nothing queued), kLimit (can never be sent), kClosed, kIo. After a failed write
-    // the stream is closed(), but what the peer had sent before can still be received.
+    // the limit; nothing queued), kLimit (can never be sent), kClosed, kIo, kEnvironment (no
+    // memory). After a failed write the stream is closed(), but what the peer had sent before can
+    // still be received.
     Status enqueue(std::span<const std::span<const uint8_t>> pieces);
     Status enqueue(std::span<const uint8_t> message);
     // The same; the last piece lies in the message that `from` received last. When it cannot be

@@ -35,6 +35,7 @@ struct MessageStream::Impl {
     Status flush();
     void send_owed_pong();
     Error write_failed(Error error);
+    Status out_of_memory();
 
     enum class Read : uint8_t { kNothing, kSome, kAll };  // kAll: the kernel had no more
 

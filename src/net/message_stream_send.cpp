@@ -19,8 +19,8 @@ using wire::WsOpcode;
 constexpr size_t kPiecesDirectMax = 15;       // more are copied before they are sent
 constexpr size_t kBlockBytesMin = 128 << 10;  // copying less costs less than a new buffer
 
-// Is a message kept in the buffer that it arrived in, or copied? A queue holds twice its bytes at
-// most.
+// Is a message kept in the buffer that it arrived in, or copied? What is appended holds twice its
+// bytes at most, until the last of them is sent.
 bool is_worth_its_buffer(size_t bytes, size_t buffer_bytes) {
     return bytes >= kBlockBytesMin && bytes >= buffer_bytes / 2;
 }
@@ -32,6 +32,12 @@ Error MessageStream::Impl::write_failed(Error error) {
     unsent.clear();
     ping_owed.reset();
     return error;
+}
+
+// Half a frame cannot be taken back: no more is sent.
+Status MessageStream::Impl::out_of_memory() {
+    return tl::unexpected(
+        write_failed({Errc::kEnvironment, "no memory for bytes that the peer does not take"}));
 }
 
 // At most `bytes_max` (not 0) of them; 0 when the kernel takes nothing now.
@@ -65,10 +71,12 @@ Status MessageStream::Impl::send_direct(std::span<iovec> vectors) {
         vectors.front().iov_len -= left;
         if (*sent == 0) break;
     }
+    bool kept = true;
     for (const iovec& vector : vectors) {
-        unsent.append({static_cast<const uint8_t*>(vector.iov_base), vector.iov_len});
+        kept =
+            kept && unsent.append({static_cast<const uint8_t*>(vector.iov_base), vector.iov_len});
     }
-    return {};
+    return kept ? Status() : out_of_memory();
 }
 
 Status MessageStream::Impl::send_frame(WsOpcode opcode,
@@ -92,7 +100,7 @@ Status MessageStream::Impl::send_frame(WsOpcode opcode,
         }
         return send_direct({vectors.data(), count});
     }
-    unsent.append({head.data(), head_bytes});
+    bool kept = unsent.append({head.data(), head_bytes});
     for (const auto& piece : pieces) {
         Block block;
         const bool last = &piece == &pieces.back();
@@ -102,9 +110,10 @@ Status MessageStream::Impl::send_frame(WsOpcode opcode,
         if (block) {
             unsent.append(piece, std::move(block));
         } else {
-            unsent.append(piece);
+            kept = kept && unsent.append(piece);
         }
     }
+    if (!kept) return out_of_memory();
     return sends_in_turns() ? Status() : flush();
 }
 

@@ -15,7 +15,6 @@
 #include <span>
 #include <utility>
 
-#include "base/check.hpp"
 #include "net/block.hpp"
 
 namespace kvasir::net {
@@ -25,19 +24,20 @@ public:
     bool empty() const { return bytes_ == 0; }
     uint64_t size() const { return bytes_; }
 
-    // A copy.
-    void append(std::span<const uint8_t> data) {
-        if (data.empty()) return;
+    // A copy. False: no memory, nothing is appended.
+    [[nodiscard]] bool append(std::span<const uint8_t> data) {
+        if (data.empty()) return true;
         if (chunks_.empty() || chunks_.back().capacity - chunks_.back().end < data.size()) {
             const size_t capacity = std::max(data.size(), kChunkBytesMin);
             Block block = allocate_block(capacity);
-            KVASIR_CHECK(block);  // out of memory
+            if (!block) return false;
             chunks_.push_back({std::move(block), 0, 0, capacity});
         }
         Chunk& chunk = chunks_.back();
         std::memcpy(chunk.data.get() + chunk.end, data.data(), data.size());
         chunk.end += data.size();
         bytes_ += data.size();
+        return true;
     }
 
     // `data`, which lies in `block`, without a copy.

@@ -37,7 +37,7 @@ RC_GTEST_PROP(SendBuffer, BytesLeaveInTheirOrder, ()) {
     for (const auto& [what, size] : steps) {
         if (what == 0) {
             const Bytes data = pattern(size, ++seed);
-            buffer.append(data);
+            RC_ASSERT(buffer.append(data));
             unsent.insert(unsent.end(), data.begin(), data.end());
         } else if (what == 1) {  // lies somewhere in its block
             const Bytes data = pattern(size, ++seed);

@@ -480,6 +480,53 @@ TEST(Tls, DialEndsInTimeWhateverTheServerDoes) {
     EXPECT_LT(Clock::now() - start, 3s);
 }
 
+// New keys for ever, and never a byte of data: what a peer can have us do in one call is bounded.
+TEST(Tls, HandshakeMessagesWithoutDataEndTheConnection) {
+    auto [a, b] = transport_pair(testing::Over::kTls);
+    MessageStream stream(std::move(b), Side::kServer, {});
+    const auto update = [&a = a] {
+        ASSERT_TRUE(a.request_key_update());
+        ASSERT_TRUE(a.handshake());  // sends it, without data
+    };
+    for (int i = 0; i < 10; ++i) update();
+    const auto some = stream.try_receive();
+    ASSERT_TRUE(some) << some.error().detail;
+    for (int i = 0; i < 40; ++i) update();
+    const auto end = stream.receive(in(10s));
+    ASSERT_FALSE(end);
+    EXPECT_EQ(end.error().code, Errc::kProtocol);
+    EXPECT_NE(end.error().detail.find("handshake messages"), std::string::npos)
+        << end.error().detail;
+}
+
+// One byte a record costs the reader hundreds of times its bytes: its turn ends sooner.
+TEST(Tls, ShortRecordsUseUpATurn) {
+    constexpr size_t kBytes = 2000;
+    auto [a, b] = transport_pair(testing::Over::kTls);
+    MessageStream stream(std::move(b), Side::kServer, {});
+    stream.set_bytes_per_call(16 << 10);
+    RawPeer raw(std::move(a));
+    const Bytes message = frame(pattern(kBytes), true);
+    for (const uint8_t byte : message) raw.write(Bytes{byte});
+    uint32_t turns = 0;
+    uint64_t bytes_in = 0;
+    const auto end = Clock::now() + 10s;
+    while (Clock::now() < end) {
+        const auto got = stream.try_receive();
+        ASSERT_TRUE(got) << got.error().detail;
+        const uint64_t now_in = stream.counters().bytes_in;
+        EXPECT_LE(now_in - bytes_in, 64u);
+        if (now_in != bytes_in) ++turns;
+        bytes_in = now_in;
+        if (!*got) continue;
+        EXPECT_EQ(copy(**got), pattern(kBytes));
+        EXPECT_GE(turns, kBytes / 64);
+        EXPECT_GE(stream.counters().effort_in, kBytes * 512);
+        return;
+    }
+    FAIL() << "no message";
+}
+
 // S5 over TLS: no mask, fragments without end.
 TEST(Tls, HostilePeersAreClosed) {
     TlsHub hub;

@@ -306,9 +306,9 @@ Error Transfer::error(CURLcode result) const {
         case CURLE_UNSUPPORTED_PROTOCOL:
             return {Errc::kUsage, text};
         case CURLE_SSL_PINNEDPUBKEYNOTMATCH:
-            return {Errc::kDenied,
-                    "the server's key is not the pinned one (another server, or a "
-                    "new key): check the address, ask for a new invite code"};
+            return {Errc::kDenied, std::string(kNotThePinnedKey) +
+                                       " (another server, or a new key): check the address, ask "
+                                       "for a new invite code"};
         case CURLE_PEER_FAILED_VERIFICATION:
         case CURLE_SSL_ISSUER_ERROR:
         case CURLE_SSL_INVALIDCERTSTATUS: {

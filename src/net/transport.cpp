@@ -29,9 +29,22 @@ constexpr size_t kRecordBytes = 16 << 10;  // the most that a TLS record carries
 constexpr size_t kBatchBytes = 4 * kRecordBytes;
 constexpr size_t kBatchWireBytes = kBatchBytes + 8 * 64;  // with the records' headers and tags
 
+constexpr uint64_t kRecordEffort = 512;  // about what one record costs, in bytes decrypted
+// After the handshake a peer has little to say beside its data: new keys, now and then. Each costs
+// several key derivations, and may ask for an answer.
+constexpr uint64_t kHandshakeEffort = 4096;
+constexpr uint32_t kHandshakesMax = 16;         // in a row, without data between them
+constexpr size_t kAnswersBytesMax = 256 << 10;  // that wait because the peer does not read
+
 // What the BIO works on.
 struct Wire {
     int fd = -1;
+    uint64_t in_left = UINT64_MAX;  // then this read is over
+    uint64_t in_bytes = 0;          // from the kernel, of this read
+    bool is_established = false;    // the first handshake is over
+    uint32_t handshakes = 0;        // messages of this read, since then
+    uint32_t handshakes_in_row = 0;
+    bool flooded = false;
     bool may_wait = false;  // the next recv() may; then no other
     bool drained = false;   // the kernel had no more: do not ask again
     bool end = false;
@@ -51,12 +64,17 @@ std::vector<uint8_t>& scratch() {
 int bio_read(BIO* bio, char* data, int size) {
     auto* wire = static_cast<Wire*>(BIO_get_data(bio));
     BIO_clear_retry_flags(bio);
-    if (!wire->drained) {
+    if (wire->out.size() > kAnswersBytesMax) wire->flooded = true;
+    if (wire->flooded) return -1;
+    if (!wire->drained && wire->in_left != 0) {
         const bool wait = std::exchange(wire->may_wait, false);
-        const ssize_t got =
-            ::recv(wire->fd, data, static_cast<size_t>(size), wait ? 0 : MSG_DONTWAIT);
+        const size_t room = std::min(static_cast<uint64_t>(size), wire->in_left);
+        const ssize_t got = ::recv(wire->fd, data, room, wait ? 0 : MSG_DONTWAIT);
         if (got > 0) {
-            wire->drained = got < size;
+            const auto count = static_cast<size_t>(got);
+            wire->drained = count < room;
+            wire->in_left -= count;
+            wire->in_bytes += count;
             return static_cast<int>(got);
         }
         if (got == 0) {
@@ -71,6 +89,14 @@ int bio_read(BIO* bio, char* data, int size) {
     }
     BIO_set_retry_read(bio);
     return -1;
+}
+
+// Called for every message of TLS itself.
+void on_tls_message(int is_ours, int, int content_type, const void*, size_t, SSL*, void* arg) {
+    auto* wire = static_cast<Wire*>(arg);
+    if (is_ours != 0 || content_type != SSL3_RT_HANDSHAKE || !wire->is_established) return;
+    ++wire->handshakes;
+    if (++wire->handshakes_in_row > kHandshakesMax) wire->flooded = true;
 }
 
 int bio_write(BIO* bio, const char* data, int size) {
@@ -191,6 +217,8 @@ Result<Transport> Transport::make_tls(UniqueFd fd, ssl_ctx_st* context, Side sid
     BIO_set_data(bio, &tls.wire);
     BIO_set_init(bio, 1);
     SSL_set_bio(tls.ssl.get(), bio, bio);
+    SSL_set_msg_callback(tls.ssl.get(), on_tls_message);
+    SSL_set_msg_callback_arg(tls.ssl.get(), &tls.wire);
     if (side == Side::kServer) {
         SSL_set_accept_state(tls.ssl.get());
     } else {
@@ -206,6 +234,12 @@ Result<Transport> Transport::make_tls(UniqueFd fd, ssl_ctx_st* context, Side sid
 Error Transport::tls_error(const char* what, int result) {
     const int kind = SSL_get_error(tls_->ssl.get(), result);
     tls_->failed = true;
+    if (tls_->wire.flooded) {
+        ERR_clear_error();
+        return {Errc::kProtocol, std::string(what) + ": TLS: more than " +
+                                     std::to_string(kHandshakesMax) +
+                                     " handshake messages without data, or their answers unread"};
+    }
     if (tls_->wire.error != 0) {
         ERR_clear_error();
         return socket_error(what, tls_->wire.error);
@@ -225,6 +259,7 @@ Result<bool> Transport::handshake() {
     wire.may_wait = wire.drained = false;
     const int result = SSL_do_handshake(tls_->ssl.get());
     if (result == 1) {
+        wire.is_established = true;
         if (auto status = flush(); !status) return tl::unexpected(std::move(status.error()));
         return true;
     }
@@ -248,17 +283,19 @@ Result<Transport::Got> Transport::read(std::span<uint8_t> room, bool may_wait) {
     const ssize_t got = ::recv(fd_.get(), room.data(), room.size(), may_wait ? 0 : MSG_DONTWAIT);
     if (got > 0) {
         const auto count = static_cast<size_t>(got);
-        return Got{count, count < room.size(), false};
+        return Got{count, count, count < room.size(), false};
     }
-    if (got == 0) return Got{0, true, true};
+    if (got == 0) return Got{0, 0, true, true};
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) {
-        return Got{0, errno != EINTR, false};
+        return Got{0, 0, errno != EINTR, false};
     }
     return tl::unexpected(socket_error("recv", errno));
 }
 
 // A call of SSL_read gives one record. The kernel is asked until it gave less than there was room
-// for; what arrives after that makes the socket readable again.
+// for; what arrives after that makes the socket readable again. What is left over when the effort
+// is spent is in the kernel, too, or of a record that has not fully arrived, or there was data:
+// OpenSSL asks for bytes only when it has no whole record.
 Result<Transport::Got> Transport::read_tls(std::span<uint8_t> room, bool may_wait) {
     if (tls_->read_failed) return tl::unexpected(*tls_->read_failed);
     if (tls_->failed) return fail(Errc::kClosed, "recv: the TLS session has ended");
@@ -266,17 +303,28 @@ Result<Transport::Got> Transport::read_tls(std::span<uint8_t> room, bool may_wai
     Wire& wire = tls_->wire;
     wire.may_wait = may_wait;
     wire.drained = false;
+    wire.in_left = std::max(room.size(), kRecordBytes) * 9 / 8 + 2048;
+    wire.in_bytes = 0;
+    wire.handshakes = 0;
     SSL* ssl = tls_->ssl.get();
     Got got;
     int result = 1;
-    while (got.bytes < room.size()) {
+    uint64_t records = 0;
+    const auto beside_bytes = [&] {
+        return records * kRecordEffort + wire.handshakes * kHandshakeEffort;
+    };
+    const uint64_t effort_max = room.size() * 9 / 8 + kRecordEffort;
+    while (got.bytes < room.size() && got.bytes + beside_bytes() < effort_max) {
         size_t count = 0;
         result = SSL_read_ex(ssl, room.data() + got.bytes, room.size() - got.bytes, &count);
         if (result != 1) break;
         wire.may_wait = false;
         got.bytes += count;
+        wire.handshakes_in_row = 0;
+        ++records;
     }
-    if (result == 1) return got;  // full: there may be more
+    got.effort = std::max<uint64_t>(wire.in_bytes, got.bytes) + beside_bytes();
+    if (result == 1) return got;  // full, or enough: there may be more
     const int kind = SSL_get_error(ssl, result);
     if (kind == SSL_ERROR_WANT_READ) {
         got.drained = wire.drained;

@@ -53,12 +53,16 @@ public:
 
     struct Got {
         size_t bytes = 0;
+        // What it cost, in bytes from the kernel: more for each record and each handshake of TLS.
+        uint64_t effort = 0;
         bool drained = false;  // all that had arrived was taken
         bool end = false;      // the peer sends no more; bytes is 0
     };
-    // Fills `room` with what has arrived. `may_wait`: the socket must be blocking; waits for the
-    // first bytes as long as its SO_RCVTIMEO says (bytes may still be 0 then, as after a TLS record
-    // that carries no data). Errors: kProtocol (TLS), kClosed, kIo.
+    // Fills `room` with what has arrived; over TLS less, if that costs much more than its bytes
+    // (short records, records without data: not drained then). `may_wait`: the socket must be
+    // blocking; waits for the first bytes as long as its SO_RCVTIMEO says (bytes may still be 0
+    // then, as after a TLS record that carries no data). Errors: kProtocol (TLS; also too many
+    // handshake messages), kClosed, kIo.
     Result<Got> read(std::span<uint8_t> room, bool may_wait);
     // Appends what TLS has read from the socket but not yet given out. Bounded by its buffers.
     void take_buffered(std::vector<uint8_t>& out);

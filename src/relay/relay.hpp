@@ -71,8 +71,8 @@ public:
     virtual RelayStats stats() const = 0;
 
     // For a backbone in this process: with these a frame of its own needs no wake-up of the relay's
-    // thread. event_fd() is readable while something is there; serve_ready() does some turns of it,
-    // without waiting, unless another thread is at it (false). Thread: any.
+    // thread. event_fd() is readable while something is there that nobody deals with; serve_ready()
+    // does some turns of it, without waiting, unless another thread is at it (false). Thread: any.
     virtual int event_fd() const = 0;
     virtual bool serve_ready() = 0;
 };

@@ -213,16 +213,16 @@ uint64_t RelayImpl::read_turn(Channel& channel) {
     }
     uint64_t read = 0;
     while (channel.readable && !channel.held && !channel.closed && cost < turn_bytes_) {
-        const uint64_t before = channel.stream.counters().bytes_in;
+        const uint64_t before = channel.stream.counters().effort_in;
         const auto message = channel.stream.try_receive();
         if (!message) {
             apply(Closed{channel.id, message.error()});
             break;
         }
-        const uint64_t bytes = channel.stream.counters().bytes_in - before;
-        read += bytes;
+        const uint64_t effort = channel.stream.counters().effort_in - before;
+        read += effort;
         if (!*message) {  // the kernel has no more, or this was all for one turn
-            channel.readable = bytes >= turn_bytes_;
+            channel.readable = effort >= turn_bytes_;
             break;
         }
         channel.message = **message;

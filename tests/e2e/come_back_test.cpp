@@ -47,6 +47,9 @@ TEST_F(ComeBack, TheUrlIsEnoughOnceItHasJoined) {
                                     HasSubstr("--ca FILE"), HasSubstr("--invite")));
     const Outcome first = lead(market_.url(), "0%", market_.backbone_invite());
     EXPECT_EQ(first.exit_code, 0) << first.err;
+    const Outcome plain = lead("http://127.0.0.1:" + market_.port(), "0%");
+    EXPECT_EQ(plain.exit_code, 2);
+    EXPECT_THAT(plain.err, HasSubstr("https://HOST:PORT"));
     struct stat info = {};
     ASSERT_EQ(::stat(scratch_.path("b/market.pins").c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0600u);

@@ -197,7 +197,6 @@ TEST(Program, SwarmRunIsCheckedAgainstLlama) {
     EXPECT_EQ(json["logits_sha256"], Json::parse(plain.out)["logits_sha256"]);
 }
 
-// The kernels and ggml's graphs compute the same bits, on the backbone and on workers.
 // As others dial it; its own workers dial it on this machine.
 TEST(Program, WhatListensEverywhereNamesTheMachinesAddress) {
     const auto own = net::own_addresses().v4;
@@ -208,6 +207,7 @@ TEST(Program, WhatListensEverywhereNamesTheMachinesAddress) {
     EXPECT_THAT(run.err, HasSubstr("below"));
 }
 
+// The kernels and ggml's graphs compute the same bits, on the backbone and on workers.
 TEST(Program, KernelsOffGivesTheSameBits) {
     const std::vector<std::string> flags = {"run", "-m", demo_model(), "-p",          "The fox",
                                             "-n",  "8",  "--check",    "--log-level", "debug"};
