@@ -24,6 +24,7 @@ inline double exp_double(double x) {
 }
 
 inline float tanh_float(float x) {
+    if (x != x) return x;  // NaN is no number of bits to shift by
     const double clamped = x > 20 ? 20 : x < -20 ? -20 : static_cast<double>(x);
     const double e = exp_double(2 * clamped);
     return static_cast<float>((e - 1) / (e + 1));
