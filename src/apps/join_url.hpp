@@ -1,6 +1,6 @@
 // The URL that nodes on other machines are told to dial, as far as we can know it.
 //
-// Used by Servers and run. Thread: any (a pure function). Owns: nothing. Limits: none.
+// Used by Servers, run and relay. Thread: any (a pure function). Owns: nothing. Limits: none.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,7 @@
 
 #include "apps/commands.hpp"
 #include "apps/console.hpp"
+#include "apps/join_url.hpp"
 #include "apps/revocation_poll.hpp"
 #include "apps/servers.hpp"
 #include "base/encoding.hpp"
@@ -76,6 +77,8 @@ Result<std::unique_ptr<RevocationPoll>> make_poll(const RelayFlags& flags,
     options.trust.advice =
         "if it is the right one, trust it with --ca FILE (its CA's certificate) or --market-pin (a "
         "market with --dev-tls prints it)";
+    options.trust.pin_advice =
+        "check the address and --market-pin; the market prints both when it starts";
     options.every = std::chrono::seconds(flags.revoked_every_s);
     if (!flags.market_pin.empty()) {
         const auto pin = decode_hex(flags.market_pin);
@@ -162,10 +165,10 @@ Status serve(const RelayFlags& flags) {
         poll->start(
             [&relay](std::vector<uint64_t> serials) { (*relay)->revoke(std::move(serials)); });
     }
-    const std::string host =
-        listen->host.find(':') == std::string::npos ? listen->host : "[" + listen->host + "]";
-    fmt::print("relay: listening on {}://{}:{}{}\n", tls ? "wss" : "ws",
-               host.empty() ? "0.0.0.0" : host, (*relay)->port(),
+    const JoinUrl url =
+        join_url(*listen, (*relay)->port(), tls ? "wss" : "ws", net::own_addresses(), "");
+    if (!url.hint.empty()) tell("kvasir: {}\n", url.hint);
+    fmt::print("relay: listening on {}{}\n", url.url,
                tls ? " pin " + encode_hex(tls->pin()) : std::string());
     std::fflush(stdout);
 

@@ -25,22 +25,30 @@ crypto::WallTime wall_now() {
     return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
 }
 
+bool has_cert(const ServerFlags& flags) {
+    return !flags.tls_cert.empty();
+}
+
+// Also what is made when nothing is said: what nodes dial out to is never open by omission.
+bool is_self_signed(const ServerFlags& flags) {
+    return !has_cert(flags) && !flags.plain;
+}
+
 Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
                                                        const std::string& state) {
-    const bool files = !flags.tls_cert.empty();
+    const bool files = has_cert(flags);
     const int ways = int{files} + int{flags.dev_tls} + int{flags.plain};
     if (ways > 1) {
         return fail(Errc::kUsage, "choose one of --tls-cert with --tls-key, --dev-tls and --plain");
     }
-    if (ways == 0) {
-        return fail(Errc::kUsage,
-                    "say how the port is protected: --tls-cert and --tls-key, --dev-tls (a "
-                    "self-signed certificate; invites carry its hash), or --plain (none: one "
-                    "machine or a trusted LAN)");
-    }
     if (flags.plain) return std::shared_ptr<const net::TlsServer>();
-    return files ? net::TlsServer::load(flags.tls_cert, flags.tls_key)
-                 : net::TlsServer::self_signed(state);
+    if (files) return net::TlsServer::load(flags.tls_cert, flags.tls_key);
+    if (!flags.dev_tls) {
+        tell(
+            "kvasir: no certificate given (--tls-cert with --tls-key): the port has a self-signed "
+            "one, and invite codes carry its hash (--dev-tls says so without this line)\n");
+    }
+    return net::TlsServer::self_signed(state);
 }
 
 net::HttpLimits http_limits(const ServerFlags& flags) {
@@ -118,7 +126,7 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
     cert->needs(key);
     key->needs(cert);
     command.add_flag("--dev-tls", flags.dev_tls,
-                     "make a self-signed certificate; invite codes carry its hash");
+                     "a self-signed certificate (the default); invite codes carry its hash");
     command.add_flag("--plain", flags.plain, "no TLS: one machine or a trusted LAN only");
     command.add_option("--public-url", flags.public_url,
                        "how nodes reach this port, if not as --listen");
@@ -169,7 +177,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
     market.token_life = servers->token_life_ = std::chrono::seconds(flags.token_life_s);
     market.rules.replicas_target = flags.target_replicas;
     market.rules.serving = std::chrono::seconds(flags.lease_life_s);
-    if (*tls && flags.dev_tls) market.tls_pin = servers->tls_pin_ = (*tls)->pin();
+    if (is_self_signed(flags)) market.tls_pin = servers->tls_pin_ = (*tls)->pin();
     auto line = std::make_shared<ProgressLine>("hashing the model (once)");
     market.progress = [line](uint64_t done, uint64_t total) { line->show(done, total); };
     line.reset();  // the line ends with the options

@@ -32,7 +32,7 @@ struct ServerFlags {
     std::string state_dir;  // database, keys, certificate
     std::string db_path;    // empty: market.db in the state folder
     std::string tls_cert, tls_key;
-    bool dev_tls = false;
+    bool dev_tls = false;    // self-signed, as without any of the three
     bool plain = false;      // no TLS at all: one machine or a trusted LAN
     std::string public_url;  // as nodes reach it; empty: by join_url()
     std::string relay_url;   // of a relay elsewhere; empty: on the same port

@@ -43,6 +43,8 @@ struct ClientTrust {
     std::string pin_url = {};
     // To a person who is told that nobody known here vouches for the server.
     std::string advice = "give the pin or the CA's file";
+    // HttpClient: to one who is told that the server's key is not the pinned one.
+    std::string pin_advice = "check the address, ask for a new invite code";
 };
 
 class TlsClient {

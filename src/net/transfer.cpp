@@ -52,6 +52,7 @@ std::string lower(std::string_view text) {
 Result<TransferTrust> TransferTrust::make(const ClientTrust& trust) {
     TransferTrust out;
     out.advice = trust.advice;
+    out.pin_advice = trust.pin_advice;
     if (trust.pin) {
         unsigned char text[48] = {};  // 44 characters and a NUL
         EVP_EncodeBlock(text, trust.pin->data(), static_cast<int>(trust.pin->size()));
@@ -307,8 +308,7 @@ Error Transfer::error(CURLcode result) const {
             return {Errc::kUsage, text};
         case CURLE_SSL_PINNEDPUBKEYNOTMATCH:
             return {Errc::kDenied, std::string(kNotThePinnedKey) +
-                                       " (another server, or a new key): check the address, ask "
-                                       "for a new invite code"};
+                                       " (another server, or a new key): " + trust_.pin_advice};
         case CURLE_PEER_FAILED_VERIFICATION:
         case CURLE_SSL_ISSUER_ERROR:
         case CURLE_SSL_INVALIDCERTSTATUS: {

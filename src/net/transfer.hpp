@@ -46,10 +46,10 @@ struct TransferRequest {
 
 // libcurl's settings of a connection, from ClientTrust. Constant.
 struct TransferTrust {
-    std::string pin;         // "sha256//BASE64", or empty
-    std::string pin_origin;  // the pin is for this origin only; empty: for all
-    std::string ca_file;     // or empty
-    std::string advice;      // of ClientTrust
+    std::string pin;                 // "sha256//BASE64", or empty
+    std::string pin_origin;          // the pin is for this origin only; empty: for all
+    std::string ca_file;             // or empty
+    std::string advice, pin_advice;  // of ClientTrust
     // Errors: kEnvironment (ca_file cannot be read), kUsage (pin_url).
     static Result<TransferTrust> make(const ClientTrust& trust);
     bool pins(const HttpUrl& url) const {

@@ -160,6 +160,15 @@ TEST(Refused, PortsOfOthers) {
                    scene.join(url, scene.market().backbone_invite()), 1, "backbone");
 }
 
+TEST(Refused, AMarketWithAnotherKeyThanItsRelayPins) {
+    Refusals scene;
+    const std::string url = scene.market().url();
+    const std::string key = Operator(url, scene.path("state")).get("/api/v1/market")["market_key"];
+    Program relay({KVASIR_PROGRAM, "relay", "--listen", "127.0.0.1:0", "--market-key", key,
+                   "--market", url, "--market-pin", std::string(64, '0')});
+    EXPECT_TRUE(relay.wait_for("check the address and --market-pin")) << relay.err();
+}
+
 // The invite pins the market's key; the relay, which runs elsewhere, has another certificate, and
 // that is judged by the CAs.
 TEST(Refused, ARelayElsewhereHasACertificateOfItsOwn) {

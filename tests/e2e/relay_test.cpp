@@ -13,12 +13,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "net/own_address.hpp"
 #include "run_program.hpp"
 
 namespace kvasir::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 std::vector<std::string> relay(std::vector<std::string> flags) {
     flags.insert(flags.begin(), {KVASIR_PROGRAM, "relay"});
@@ -63,6 +65,16 @@ TEST(Relay, ListensAnswersAndStopsAtSigterm) {
     program.signal(SIGTERM);
     const Outcome outcome = program.wait(30);  // nobody is there to wait for
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+}
+
+// Not that of the socket, which nobody elsewhere can dial.
+TEST(Relay, SaysAnAddressThatOthersDial) {
+    Program program(relay({"--listen", ":0", "--open"}));
+    ASSERT_TRUE(program.wait_for("listening on ws://"));
+    const auto own = net::own_addresses();
+    const std::string host = own.v4 ? *own.v4 : own.v6 ? "[" + *own.v6 + "]" : "THIS-MACHINE";
+    EXPECT_THAT(program.word_after("listening on "), StartsWith("ws://" + host + ":"));
+    EXPECT_THAT(get(port_of(program), "/healthz"), HasSubstr("200 OK"));
 }
 
 TEST(Relay, SigtermTellsNodesToMoveAndWaitsTheSecondEndsAtOnce) {

@@ -100,6 +100,30 @@ TEST(Up, ItsReportHasTheFieldsOfARun) {
     EXPECT_TRUE(json["workers"][0].contains("pairs"));
 }
 
+// Without a word about TLS, which restarts and --dev-tls go on with.
+TEST(Up, ItsPortIsNeverOpenByOmission) {
+    const ScratchFolder scratch;
+    const std::vector<std::string> start = {
+        KVASIR_PROGRAM, "up",          "-m",      demo_model(),
+        "--listen",     "127.0.0.1:0", "--state", scratch.path("state")};
+    ProgramOptions options;
+    options.stdin_pipe = true;
+    std::string invite;
+    {
+        Program up(start, options);
+        ASSERT_TRUE(up.wait_for("join: kvasir worker --join https://")) << up.err();
+        EXPECT_THAT(up.err(), HasSubstr("--tls-cert"));
+        invite = up.word_after("--invite ");
+        Program worker = join(up, scratch, "w", "6M");
+        EXPECT_TRUE(worker.wait_for("worker: serving ")) << worker.err();
+    }
+    Program again = start_up(scratch.path("state"), {});
+    EXPECT_THAT(again.err(), Not(HasSubstr("--tls-cert")));
+    Program other = join_worker(again.word_after("--join "), invite, "other", scratch.path("other"),
+                                {.budget = "6M", .more = {}});
+    EXPECT_TRUE(other.wait_for("worker: serving ")) << other.err();
+}
+
 // The line that it prints when it listens on all addresses, pasted as it is.
 TEST(Up, TheLineCanBePasted) {
     const ScratchFolder scratch;
@@ -227,6 +251,14 @@ TEST(Up, TextAsPeopleReadIt) {
     up.signal(SIGTERM);
     EXPECT_EQ(up.wait(30).exit_code, 0) << up.err();
     EXPECT_THAT(up.err(), Not(HasSubstr("next try"))) << "it knows that its relay ends";
+}
+
+TEST(Up, OneWayOfTlsOnly) {
+    const ScratchFolder scratch;
+    const Outcome outcome = kvasir(
+        {"up", "-m", demo_model(), "--plain", "--dev-tls", "--state", scratch.path("state")});
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("choose one of"));
 }
 
 TEST(Up, SharesThatAreNone) {
