@@ -435,6 +435,52 @@ TEST_P(HttpServer, TheConnectionThatIsIdleTheLongestGivesItsPlace) {
     }
 }
 
+// All descriptors of the process but one are taken, as long as it lives.
+class OneDescriptorLeft {
+public:
+    OneDescriptorLeft() {
+        KVASIR_CHECK(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+        UniqueFd last(::dup(0));
+        rlimit few = before_;
+        few.rlim_cur = static_cast<rlim_t>(last.get()) + 64;
+        KVASIR_CHECK(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+        for (; last; last = UniqueFd(::dup(0))) taken_.push_back(std::move(last));
+        KVASIR_CHECK(errno == EMFILE);
+        taken_.pop_back();
+    }
+    ~OneDescriptorLeft() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+    OneDescriptorLeft(const OneDescriptorLeft&) = delete;
+    OneDescriptorLeft& operator=(const OneDescriptorLeft&) = delete;
+
+private:
+    rlimit before_ = {};
+    std::vector<UniqueFd> taken_;
+};
+
+TEST_P(HttpServer, WithoutDescriptorsWhoIsIdleTheLongestGivesItsOwn) {
+    Keeper keeper;
+    listen(keeper.handler());
+    std::vector<RawPeer> peers;
+    for (int i = 0; i < 3; ++i) {
+        peers.push_back(connect());
+        peers.back().write("GET / HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(read_answer(peers.back()).status, 200);
+    }
+    peers[0].write("GET /keep HTTP/1.1\r\n\r\n");  // the oldest has work, and is spared
+    ASSERT_TRUE(eventually([&] { return keeper.count() == 1; }));
+    {
+        const OneDescriptorLeft left;
+        RawPeer next = connect();  // with the last one
+        next.write("GET / HTTP/1.1\r\n\r\n");
+        EXPECT_EQ(read_answer(next).status, 200);
+    }
+    EXPECT_EQ(peers[1].read_text_to_end(), "");
+    peers[2].write("GET / HTTP/1.1\r\n\r\n");
+    EXPECT_EQ(read_answer(peers[2]).status, 200);
+    EXPECT_EQ(ask("GET / HTTP/1.1\r\n\r\n").status, 200);
+    listener_.reset();  // before what it kept
+}
+
 TEST_P(HttpServer, HandlersThatMisbehave) {
     Respond kept;
     std::atomic<bool> have = false;

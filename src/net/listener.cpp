@@ -2,6 +2,7 @@
 #include <utility>  // before Asio's awaitable header
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -82,6 +83,7 @@ private:
     asio::awaitable<void> accept_loop();
     asio::awaitable<void> pause(Clock::time_point until);
     UniqueFd accept_one(tcp::endpoint& peer);
+    bool is_anybody_there();
     void open(UniqueFd fd, const Peer& peer);
     Connection* replaceable(const std::string* key, Clock::duration silence_max) const;
     bool make_room_of(const std::string& key);
@@ -220,7 +222,8 @@ asio::awaitable<void> ListenerImpl::accept_loop() {
             continue;
         }
         const int error = errno;
-        if (error == EAGAIN || error == EWOULDBLOCK) {
+        // Without a descriptor left accept4() fails before it looks who is there.
+        if (error == EAGAIN || error == EWOULDBLOCK || !is_anybody_there()) {
             (void)co_await acceptor_.async_wait(tcp::acceptor::wait_read, kAwait);
         } else if (error != ECONNABORTED && error != EINTR && error != EPROTO) {
             log_refused("accept: " + std::generic_category().message(error));
@@ -229,6 +232,11 @@ asio::awaitable<void> ListenerImpl::accept_loop() {
             co_await pause(Clock::now() + kAcceptPause);  // do not spin
         }
     }
+}
+
+bool ListenerImpl::is_anybody_there() {
+    pollfd one = {acceptor_.native_handle(), POLLIN, 0};
+    return ::poll(&one, 1, 0) > 0;
 }
 
 // Asio's own accept would neither set close-on-exec nor leave the socket to us.
