@@ -41,6 +41,7 @@ void decode(uint8_t which, std::string_view body) {
         case 2:
             if (const auto out = decode_ask(body); is_good(out)) {
                 require(out->have.size() <= kSegmentsMax, "too many segments");
+                require(out->begun.size() <= kSegmentsMax, "too many segments begun");
                 require(out->budget_bytes <= uint64_t{INT64_MAX}, "a large budget");
             }
             break;

@@ -212,6 +212,9 @@ TEST_F(MarketTest, WrongFieldsAreNamed) {
         {R"({"budget_bytes": 1000000, "have": [1]})", "have[0]"},
         {R"({"budget_bytes": 1000000, "have": [{"layer": 0, "begin": 0, "end": 1}, {"layer": 0}]})",
          "have[1].begin"},
+        {R"({"budget_bytes": 1000000, "begun": {}})", "begun"},
+        {R"({"budget_bytes": 1000000, "begun": [{"layer": 0, "begin": 0, "end": "1"}]})",
+         "begun[0].end"},
     };
     for (const auto& [body, word] : asks) expect_bad(leases, body, word, node.token);
     std::string many = R"({"budget_bytes": 1, "have": [)";

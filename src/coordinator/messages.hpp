@@ -26,7 +26,7 @@
 namespace kvasir::coordinator {
 
 constexpr size_t kIdsMax = 4096;       // leases named in one request
-constexpr size_t kSegmentsMax = 4096;  // of `have`
+constexpr size_t kSegmentsMax = 4096;  // of `have`, and of `begun`
 constexpr size_t kAnswersMax = 4096;
 constexpr uint32_t kInviteUsesMax = 1000000;
 constexpr std::chrono::seconds kInviteLifeMax{366 * 86400};
@@ -48,7 +48,7 @@ struct RenewBody {
 };
 struct AskBody {
     uint64_t budget_bytes = 0;
-    std::vector<Segment> have;
+    std::vector<Segment> have, begun;
     uint32_t threads = 0;
 };
 struct ProveBody {  // either leases, or nonce and answers

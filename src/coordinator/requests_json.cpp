@@ -170,23 +170,30 @@ Result<RenewBody> decode_renew(std::string_view body) {
     });
 }
 
+std::vector<Segment> read_segments(Fields& fields, const char* name) {
+    std::vector<Segment> out;
+    if (!fields.has(name)) return out;
+    size_t index = 0;
+    for (const Json& item : fields.list(name, kSegmentsMax)) {
+        Fields segment(item, at(name, index++));
+        Segment one;
+        one.layer.layer = static_cast<uint32_t>(segment.number("layer", kNumberMax));
+        one.layer.bank = static_cast<uint32_t>(segment.number_or("bank", kNumberMax, 0));
+        one.begin = static_cast<uint32_t>(segment.number("begin", kNumberMax));
+        one.end = static_cast<uint32_t>(segment.number("end", kNumberMax));
+        fields.take(segment);
+        out.push_back(one);
+    }
+    return out;
+}
+
 Result<AskBody> decode_ask(std::string_view body) {
     return decode<AskBody>(body, [](Fields& fields) {
         AskBody out;
         out.budget_bytes = fields.number("budget_bytes", kBytesMax);
         out.threads = static_cast<uint32_t>(fields.number_or("threads", kNumberMax, 0));
-        if (!fields.has("have")) return out;
-        size_t index = 0;
-        for (const Json& item : fields.list("have", kSegmentsMax)) {
-            Fields segment(item, at("have", index++));
-            Segment one;
-            one.layer.layer = static_cast<uint32_t>(segment.number("layer", kNumberMax));
-            one.layer.bank = static_cast<uint32_t>(segment.number_or("bank", kNumberMax, 0));
-            one.begin = static_cast<uint32_t>(segment.number("begin", kNumberMax));
-            one.end = static_cast<uint32_t>(segment.number("end", kNumberMax));
-            fields.take(segment);
-            out.have.push_back(one);
-        }
+        out.have = read_segments(fields, "have");
+        out.begun = read_segments(fields, "begun");
         return out;
     });
 }

@@ -253,7 +253,8 @@ Service::Answer Service::ask(const net::HttpRequest& request, const crypto::Publ
                                       std::to_string(body->budget_bytes) +
                                       ": the smallest expert has " + std::to_string(least));
     }
-    const auto leases = book_.offer({node, body->budget_bytes, body->have, random_()}, now());
+    const auto leases =
+        book_.offer({node, body->budget_bytes, body->have, random_(), body->begun}, now());
     if (Status ok = save_leases(); !ok) return tl::unexpected(ok.error());
     return json_response(encode_leases(leases, now(), heartbeat_every()));
 }

@@ -76,6 +76,7 @@ std::vector<Lease> LeaseBook::offer(const Ask& ask, TimePoint now) {
     OfferInput input;
     input.held = segments(holder);
     input.have = have;
+    input.begun = ask.begun;
     input.bytes_left = ask.budget_bytes - bytes_held(holder);
     input.replicas_target = rules_.replicas_target;
     input.segments_max =

@@ -56,9 +56,10 @@ struct Lease {
 
 struct Ask {
     NodeKey node;
-    uint64_t budget_bytes = 0;  // for all its leases together
-    std::vector<Segment> have;  // what it has in its cache
-    uint64_t seed = 0;          // decides between equals
+    uint64_t budget_bytes = 0;        // for all its leases together
+    std::vector<Segment> have;        // what it has in its cache
+    uint64_t seed = 0;                // decides between equals
+    std::vector<Segment> begun = {};  // of what it has bytes, but not all
 };
 
 struct Progress {

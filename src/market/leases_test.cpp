@@ -131,6 +131,38 @@ TEST(Offer, PrefersWhatIsInTheCacheAmongEquals) {
     }
 }
 
+// Whatever decides between equals: what has bytes already goes on, after what is whole.
+TEST(Offer, ADownloadThatWasBrokenOffGoesOn) {
+    const std::vector<Segment> begun = {segment(0, 5, 7), segment(2, 1, 3)};
+    for (uint64_t seed = 0; seed < 16; ++seed) {
+        LeaseBook book(small(), {});
+        std::vector<Segment> got;
+        for (const Lease& lease : book.offer({node(1), 400, {}, seed, begun}, kStart))
+            got.push_back(lease.segment);
+        EXPECT_EQ(got, begun);
+        LeaseBook other(small(), {});
+        const std::vector<Segment> have = {segment(1, 4, 8)};
+        const auto leases = other.offer({node(1), 400, have, seed, begun}, kStart);
+        ASSERT_EQ(leases.size(), 1U);
+        EXPECT_EQ(leases[0].segment, have[0]);
+        // No claim to it: what another node was promised meanwhile stays that one's.
+        for (const Lease& lease : other.offer({node(2), 400, {}, seed, have}, kStart))
+            EXPECT_NE(lease.segment.layer.layer, 1U);
+    }
+}
+
+// What is served must be whole.
+TEST(Offer, WhatIsOnlyBegunIsNotServed) {
+    LeaseBook book(small(), {});
+    const auto before = book.offer({node(1), 400, {}, 1}, kStart);
+    ASSERT_EQ(before.size(), 1U);
+    serve_all(book, node(1), kStart);
+    const std::vector<Segment> begun = {before[0].segment};
+    const auto after = book.offer({node(1), 400, {}, 2, begun}, kStart);
+    ASSERT_EQ(after.size(), 1U);
+    EXPECT_EQ(after[0].state, LeaseState::kLoading);
+}
+
 TEST(Offer, WhatTheCatalogueDoesNotKnowIsIgnored) {
     LeaseBook book(small(), {});
     const std::vector<Segment> have = {segment(77, 0, 8), segment(0, 7, 900), segment(1, 5, 2)};

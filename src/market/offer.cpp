@@ -11,13 +11,15 @@
 namespace kvasir::market {
 namespace {
 
+enum class Cached : uint8_t { kWhole, kBegun, kNot };
+
 // Neighbouring experts of a bank that are all free for the node and alike.
 struct Run {
     size_t bank = 0;
     uint32_t begin = 0;
     uint32_t end = 0;
     uint32_t promised = 0;
-    bool is_cached = false;
+    Cached cached = Cached::kNot;
     uint32_t count() const { return end - begin; }
 };
 
@@ -34,13 +36,15 @@ public:
         : catalogue_(catalogue), coverage_(coverage), input_(input), left_(input.bytes_left) {
         for (const BankUnit& bank : catalogue.banks()) {
             held_.emplace_back(bank.experts);
-            cached_.emplace_back(bank.experts);
+            have_.emplace_back(bank.experts);
+            begun_.emplace_back(bank.experts);
         }
         for (const Segment& segment : input.held) {
             mark(held_, segment);
             layers_.insert(segment.layer.layer);
         }
-        for (const Segment& segment : input.have) mark(cached_, segment);
+        for (const Segment& segment : input.have) mark(have_, segment);
+        for (const Segment& segment : input.begun) mark(begun_, segment);
     }
 
     std::vector<Segment> choose() {
@@ -67,14 +71,19 @@ private:
         std::fill(bank.begin() + segment.begin, bank.begin() + segment.end, true);
     }
 
+    Cached cached(size_t bank, uint32_t expert) const {
+        if (have_[bank][expert]) return Cached::kWhole;
+        return begun_[bank][expert] ? Cached::kBegun : Cached::kNot;
+    }
+
     std::vector<Run> runs() const {
         std::vector<Run> out;
         for (size_t b = 0; b < held_.size(); ++b) {
             for (uint32_t e = 0; e < held_[b].size(); ++e) {
                 if (held_[b][e]) continue;
-                const Run one{b, e, e + 1, coverage_.promised(b, e), cached_[b][e]};
+                const Run one{b, e, e + 1, coverage_.promised(b, e), cached(b, e)};
                 if (!out.empty() && out.back().bank == b && out.back().end == e &&
-                    out.back().promised == one.promised && out.back().is_cached == one.is_cached) {
+                    out.back().promised == one.promised && out.back().cached == one.cached) {
                     ++out.back().end;
                 } else {
                     out.push_back(one);
@@ -91,7 +100,7 @@ private:
 
     std::optional<size_t> find_best(const std::vector<Run>& pool) const {
         std::optional<size_t> best;
-        std::tuple<bool, uint32_t, bool, uint64_t, uint64_t, uint64_t> best_key;
+        std::tuple<Cached, uint32_t, bool, uint64_t, uint64_t, uint64_t> best_key;
         for (size_t i = 0; i < pool.size(); ++i) {
             const Run& run = pool[i];
             const uint32_t count = fitting(run);
@@ -100,7 +109,7 @@ private:
             const bool is_new_layer = !layers_.contains(bank.layer.layer);
             const uint64_t unused = left_ - count * bank.expert_bytes;
             const uint64_t cut_off = (run.count() - count) * bank.expert_bytes;
-            const std::tuple key(!run.is_cached, run.promised, is_new_layer, unused, cut_off,
+            const std::tuple key(run.cached, run.promised, is_new_layer, unused, cut_off,
                                  mix(input_.seed ^ mix(run.bank << 20 ^ run.begin)));
             if (!best || key < best_key) {
                 best = i;
@@ -137,7 +146,8 @@ private:
     const OfferInput& input_;
     uint64_t left_ = 0;
     Marks held_;
-    Marks cached_;
+    Marks have_;
+    Marks begun_;
     std::set<uint32_t> layers_;  // of which the node holds or was given something
     std::vector<Segment> chosen_;
 };

@@ -141,7 +141,8 @@ Result<AgentEvent> Agent::lease() {
     if (!outline) return tl::unexpected(outline.error());
     auto ask = lease_budget(*outline, options_.budget_bytes);
     if (!ask) return tl::unexpected(ask.error());
-    auto reply = market_->lease(*ask, cache_.have(info_.model_id), options_.threads);
+    auto reply = market_->lease(*ask, cache_.have(info_.model_id), cache_.begun(info_.model_id),
+                                options_.threads);
     if (!reply) return tl::unexpected(reply.error());
     auto fitting = fit_leases(*outline, std::move(reply->leases), options_.budget_bytes);
     if (!fitting) return tl::unexpected(fitting.error());

@@ -145,6 +145,16 @@ std::vector<Segment> SliceCache::have(const Sha256& model_id) const {
     return moe::normalise(std::move(all));
 }
 
+std::vector<Segment> SliceCache::begun(const Sha256& model_id) const {
+    const auto all = entries();
+    for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
+        if (!is_part(entry->path)) continue;
+        if (const auto slice = open_slice(entry->path, model_id))
+            return moe::normalise(moe::all_segments(slice->model));
+    }
+    return {};
+}
+
 Donors SliceCache::donors(const Sha256& model_id, const std::string& except) const {
     Donors donors;
     for (const Entry& entry : entries()) {

@@ -45,6 +45,9 @@ public:
     std::string slice_path(const Sha256& model_id, const std::vector<Segment>& segments) const;
     // What whole slices of that model say they hold, merged.
     std::vector<Segment> have(const Sha256& model_id) const;
+    // What the part of that model that was written last is to hold, merged. Of that one only: were
+    // it several, the market would choose among them, and each choice would be another slice.
+    std::vector<Segment> begun(const Sha256& model_id) const;
     // The slabs of all slices of that model, parts included, without `except` and its part.
     Donors donors(const Sha256& model_id, const std::string& except) const;
 

@@ -139,7 +139,7 @@ public:
                          const std::string& name, const std::string& role);
     Result<Grant> renew(const crypto::KeyPair& key);
     Result<LeaseReply> lease(uint64_t budget_bytes, const std::vector<Segment>& have,
-                             uint32_t threads);
+                             const std::vector<Segment>& begun, uint32_t threads);
     Result<LeaseNews> progress(const std::vector<LeaseProgress>& leases);
     Result<ProofTask> ask_proof(const std::vector<uint64_t>& leases);
     // kMismatch: some bytes were wrong.

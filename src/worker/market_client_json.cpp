@@ -344,9 +344,11 @@ Result<Grant> MarketClient::renew(const crypto::KeyPair& key) {
 // ---- leases ----
 
 Result<LeaseReply> MarketClient::lease(uint64_t budget_bytes, const std::vector<Segment>& have,
-                                       uint32_t threads) {
-    const Json request = {
-        {"budget_bytes", budget_bytes}, {"have", write_segments(have)}, {"threads", threads}};
+                                       const std::vector<Segment>& begun, uint32_t threads) {
+    const Json request = {{"budget_bytes", budget_bytes},
+                          {"have", write_segments(have)},
+                          {"begun", write_segments(begun)},
+                          {"threads", threads}};
     auto body = send("POST", "/api/v1/leases", request.dump(), true);
     if (!body) return tl::unexpected(body.error());
     auto json = parse(*body);

@@ -43,11 +43,10 @@ MarketProgram::MarketProgram(std::string model, std::string state, const std::st
 }
 
 void MarketProgram::start(const std::string& where) {
-    std::vector<std::string> argv = {KVASIR_PROGRAM, "market",         "-m",
-                                     model_,         "--listen",       where,
-                                     "--state",      state_,           "--print-invite",
-                                     "worker",       "--print-invite", "backbone",
-                                     "--dev-tls"};
+    std::vector<std::string> argv = {
+        KVASIR_PROGRAM, "market",         "-m",     model_,           "--listen", where, "--state",
+        state_,         "--print-invite", "worker", "--print-invite", "backbone"};
+    if (std::ranges::find(more_, "--plain") == more_.end()) argv.push_back("--dev-tls");
     argv.insert(argv.end(), more_.begin(), more_.end());
     program_ = Program(argv);
     EXPECT_TRUE(program_.wait_for("invite backbone: ")) << program_.err();

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -138,6 +139,59 @@ TEST(Origin, ANodePullsItsLeasesAndHardlyMore) {
                                      "--cache-dir", scratch.path("manifests")});
     EXPECT_EQ(verified.exit_code, 0) << verified.err;
     EXPECT_THAT(verified.out, HasSubstr("byte for byte"));
+}
+
+// A plain server, slow enough that a download can be broken off.
+class SlowOrigin {
+public:
+    explicit SlowOrigin(const std::string& model)
+        : file_(model), server_([this](const OriginRequest& request) {
+              OriginReply reply = net::testing::serve_file(request, file_.view());
+              reply.drip_bytes = 4096;
+              reply.drip_pause = std::chrono::milliseconds(5);
+              return reply;
+          }) {}
+    std::string folder() const { return server_.url("/files"); }
+    uint64_t bytes_sent() const { return server_.body_bytes(); }
+
+private:
+    const MappedFile file_;
+    TestOrigin server_;
+};
+
+// Stopped in the middle of its download, again and again, a worker goes on where it was: also when
+// it gave its leases back, so that the market might offer it others.
+TEST(Origin, ADownloadThatIsBrokenOffGoesOn) {
+    for (const int how : {SIGTERM, SIGKILL}) {
+        SCOPED_TRACE(how);
+        const ScratchFolder scratch;
+        const SlowOrigin origin(demo_model());
+        MarketProgram market(demo_model(), scratch.path("state"), "127.0.0.1:0",
+                             {"--plain", "--origin", origin.folder()});
+        // The cache has no room for a second slice beside this one.
+        const auto join = [&] {
+            return join_worker(market.url(), market.worker_invite(), "w", scratch.path("w"),
+                               {.budget = "4M", .more = {"--cache-max", "5M"}});
+        };
+        for (int stop = 1; stop <= 3; ++stop) {
+            Program worker = join();
+            const uint64_t enough = static_cast<uint64_t>(stop) * 900'000;
+            ASSERT_TRUE(eventually([&] { return origin.bytes_sent() >= enough; })) << worker.err();
+            worker.signal(how);
+            worker.wait(30);
+        }
+        Program last = join();
+        ASSERT_TRUE(last.wait_for("worker: serving ")) << last.err();
+        Operator desk(market.url(), scratch.path("state"));
+        const auto leased = desk.node("w")["bytes_leased"].get<uint64_t>();
+        std::printf("leased %llu bytes; sent by the origin %llu: %.4f\n",
+                    static_cast<unsigned long long>(leased),
+                    static_cast<unsigned long long>(origin.bytes_sent()),
+                    static_cast<double>(origin.bytes_sent()) / static_cast<double>(leased));
+        EXPECT_GT(leased, 3'000'000u);
+        // What was under way at a stop is lost: a piece of a slab for each of four connections.
+        EXPECT_LE(origin.bytes_sent(), leased + leased / 10);
+    }
 }
 
 // A gated hub: the worker has credentials for it, the market none.
