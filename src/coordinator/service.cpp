@@ -32,6 +32,19 @@ market::LeaseRow row_of(const market::Lease& lease) {
     return {lease.id, crypto::to_hex(lease.node), lease.segment, lease.bytes, lease.state};
 }
 
+// Banks that are not leased here are passed over: a cache may have some of them.
+Status check_have(const market::Catalogue& catalogue, const std::vector<Segment>& have) {
+    for (size_t i = 0; i < have.size(); ++i) {
+        const auto bank = catalogue.find(have[i].layer);
+        if (!bank || have[i].end <= catalogue.banks()[*bank].experts) continue;
+        return fail(Errc::kBadInput, "field \"have[" + std::to_string(i) + "].end\" is " +
+                                         std::to_string(have[i].end) + ": the layer has " +
+                                         std::to_string(catalogue.banks()[*bank].experts) +
+                                         " experts");
+    }
+    return {};
+}
+
 }  // namespace
 
 net::HttpResponse json_response(std::string body) {
@@ -246,6 +259,8 @@ Service::Answer Service::show_nodes(const net::HttpRequest&, const crypto::Publi
 Service::Answer Service::ask(const net::HttpRequest& request, const crypto::PublicKey& node) {
     const auto body = decode_ask(request.body);
     if (!body) return tl::unexpected(body.error());
+    if (Status ok = check_have(book_.catalogue(), body->have); !ok)
+        return tl::unexpected(ok.error());
     parts_.registry.saw(node, body->threads);
     const uint64_t least = book_.catalogue().expert_bytes_min();
     if (body->budget_bytes < least) {
