@@ -343,7 +343,9 @@ private:
 
 Result<std::unique_ptr<market::Storage>> open_market_store(const std::string& path,
                                                            const StoreOptions& options) {
-    auto database = Database::open(path, kMigrations, options.database);
+    DatabaseOptions locked = options.database;
+    locked.is_locked = true;
+    auto database = Database::open(path, kMigrations, locked);
     if (!database) return tl::unexpected(database.error());
     return std::make_unique<MarketStore>(std::move(*database), options.calls_max);
 }
