@@ -86,6 +86,13 @@ Result<std::unique_ptr<Market>> Market::open_over(MarketOptions options,
     const int64_t now = seconds_of(options.clocks.wall());
     const auto state = impl->storage->load(impl->files->model_id(), now);
     if (!state) return tl::unexpected(state.error());
+    const auto is_other_key = impl->storage->set_market_key(crypto::to_hex(impl->key.public_key()));
+    if (!is_other_key) return tl::unexpected(is_other_key.error());
+    if (*is_other_key) {
+        log(LogLevel::kWarn, "market",
+            "the database was made under another key than that in " + printable(options.key_path) +
+                ": tokens and invites of before are void, and nodes need new invites");
+    }
     impl->registry = std::make_unique<Registry>(*impl->storage, impl->key, impl->files->model_id(),
                                                 options.token_life, options.clocks);
     if (Status ok = impl->registry->restore(*state); !ok) return tl::unexpected(ok.error());

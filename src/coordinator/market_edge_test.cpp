@@ -414,6 +414,9 @@ public:
     Result<market::StoredState> load(const Sha256& id, int64_t now) override {
         return inner_->load(id, now);
     }
+    Result<bool> set_market_key(const std::string& key) override {
+        return inner_->set_market_key(key);
+    }
     Status add_invite(const market::InviteRow& row) override {
         return is_full_ ? full() : inner_->add_invite(row);
     }

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <set>
 
+#include "base/log_testing.hpp"
 #include "coordinator/market_testing.hpp"
 #include "coordinator/model_files.hpp"
 #include "moe/outline.hpp"
@@ -110,6 +111,27 @@ TEST_F(MarketTest, ASecondNameOfTheDatabaseIsTheSameDatabase) {
     options_.db_path = folder_ / "symlink.db";
     open();
     EXPECT_TRUE(market_->make_invite(1, 1h));
+}
+
+TEST_F(MarketTest, AnotherKeyThanTheDatabasesIsTold) {
+    const auto told = [&] {
+        market_.reset();
+        const kvasir::testing::LogCapture lines;
+        open();
+        return lines.with("tokens and invites of before are void").size();
+    };
+    const auto lose_key = [&] {
+        market_.reset();
+        ASSERT_TRUE(std::filesystem::remove(options_.key_path));
+    };
+    EXPECT_EQ(told(), 0u);
+    lose_key();
+    EXPECT_EQ(told(), 0u) << "nobody has anything of the old one";
+    ASSERT_TRUE(market_->make_invite(1, 1h));
+    EXPECT_EQ(told(), 0u);
+    lose_key();
+    EXPECT_EQ(told(), 1u);
+    EXPECT_EQ(told(), 0u) << "once";
 }
 
 // ---- nodes ----
