@@ -81,8 +81,9 @@ Status check_urls(const ServerFlags& flags) {
     return {};
 }
 
-// Where nodes are sent for the model's bytes. These are checked whatever the line does, but on a
-// plain one everybody in between reads who holds what, and nodes could have no credentials there.
+// Where nodes are sent for the model's bytes. These are checked whatever the line does, but no node
+// follows from a port with TLS to one without, on this machine either; and on a plain line
+// everybody in between reads who holds what.
 Status check_origin(const ServerFlags& flags) {
     if (flags.origin.empty()) return {};
     std::string url = flags.origin;
@@ -90,11 +91,11 @@ Status check_origin(const ServerFlags& flags) {
     if (const size_t at = url.find(mark); at != url.npos) url.replace(at, mark.size(), "file");
     const auto origin = net::parse_origin(url);
     if (!origin) return fail(Errc::kUsage, "--origin: " + origin.error().detail);
-    if (!origin->is_secure && !origin->is_loopback && !flags.plain) {
+    if (!origin->is_secure && !flags.plain) {
         return fail(Errc::kUsage, "--origin: " + printable(origin->text) +
-                                      " has no TLS: everybody on the way would see which node "
-                                      "fetches what; give https://HOST/FOLDER (http:// is for "
-                                      "this machine, or with --plain)");
+                                      " has no TLS, and no node follows there from a port that "
+                                      "has it; give https://HOST/FOLDER (http:// is taken with "
+                                      "--plain)");
     }
     if (origin->has_query) {
         tell(

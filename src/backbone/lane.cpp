@@ -15,6 +15,7 @@ namespace kvasir::backbone {
 namespace {
 
 constexpr uint32_t kNoSlot = ~uint32_t{0};
+constexpr const char* kNotNumbers = "answered with values that are not numbers";
 
 // Copies floats and tells whether all of them are finite.
 bool copy_finite(float* out, const uint8_t* in, size_t count) {
@@ -320,9 +321,7 @@ Status SwarmLane::collect() {
             for (uint32_t i = 0; i < width && finite; ++i)
                 finite = std::isfinite(batch_->pairs[p].out[i]);
         }
-        if (finite)
-            session(call.worker)
-                .close({Errc::kBadAnswer, "answered with values that are not numbers"});
+        if (finite) session(call.worker).close({Errc::kBadAnswer, kNotNumbers});
     }
     return {};
 }
@@ -402,7 +401,10 @@ void SwarmLane::accept_rows(Call& call, const wire::ResultView& result) {
     call.compute = std::chrono::nanoseconds(result.compute_ns);
     call.answered = finite;
     call.failed = call.suspicious = !finite;
-    if (!finite) call.code = Errc::kBadAnswer;
+    if (!finite) {
+        call.code = Errc::kBadAnswer;
+        call.error = kNotNumbers;
+    }
 }
 
 // Books what came back or did not.

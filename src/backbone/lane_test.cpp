@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backbone/swarm_testing.hpp"
+#include "base/log_testing.hpp"
 
 namespace kvasir::backbone::testing {
 namespace {
@@ -113,6 +114,25 @@ INSTANTIATE_TEST_SUITE_P(Moods, BadWorker, ::testing::ValuesIn(kBehaviours),
                          [](const ::testing::TestParamInfo<Behaviour>& p) {
                              return std::string(p.param.name);
                          });
+
+// The operator reads why another was asked, in the words that the worker gets.
+TEST(BadWorkers, ValuesThatAreNoNumbersAreNamedInTheLog) {
+    for (const Mood mood : {Mood::kNan, Mood::kInfinity}) {
+        ToySwarm swarm;
+        auto liar = swarm.worker(0, 8, "liar");
+        ASSERT_TRUE(swarm.covered());
+        auto lane = swarm.backbone().open_lane();
+        const kvasir::testing::LogCapture lines;
+        liar->set_mood(mood);
+        const auto outcome = swarm.check(*lane, kLayer0, ToySwarm::all_experts(), kToyUsed, 1);
+        EXPECT_TRUE(outcome.computed && outcome.same_bits);
+        const auto told = lines.with("asking elsewhere");
+        ASSERT_EQ(told.size(), 1u);
+        EXPECT_NE(told[0].find(": answered with values that are not numbers; asking elsewhere"),
+                  std::string::npos)
+            << told[0];
+    }
+}
 
 // A reset may overtake the answer or not: both are right.
 TEST(Churn, AResetDuringOrAfterTheAnswerNeverCostsABit) {

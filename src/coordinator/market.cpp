@@ -1,39 +1,17 @@
 #include "coordinator/market.hpp"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <cerrno>
-#include <cstring>
-
 #include <mutex>
 #include <utility>
 
 #include "base/log.hpp"
 #include "base/task_thread.hpp"
 #include "coordinator/operator_secret.hpp"
-#include "moe/file.hpp"
 #include "store/market_store.hpp"
 
 namespace kvasir::coordinator {
 namespace {
 
 constexpr size_t kDiskTasksMax = 64;
-
-// Two markets over one database would each give away what the other has given. A lock of the
-// kernel ends with the process, whatever ends it.
-Result<moe::Fd> lock_database(const std::string& db_path) {
-    const std::string path = db_path + ".lock";
-    moe::Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    if (!file.is_open()) {
-        return fail(Errc::kEnvironment,
-                    "cannot open " + printable(path) + ": " + std::strerror(errno));
-    }
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-        return fail(Errc::kEnvironment, "another market uses the database " + printable(db_path) +
-                                            ": stop it, or give this one a database of its own");
-    }
-    return file;
-}
 
 Status check(const MarketOptions& options) {
     const std::string& origin = options.origin;
@@ -70,7 +48,6 @@ struct Market::Impl {
     }
 
     // Constant after construction.
-    moe::Fd lock;
     crypto::KeyPair key;
     std::unique_ptr<market::Storage> storage;
     std::unique_ptr<ModelFiles> files;
@@ -88,13 +65,9 @@ Market::Market(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Market::~Market() = default;
 
 Result<std::unique_ptr<Market>> Market::open(MarketOptions options) {
-    auto lock = lock_database(options.db_path);
-    if (!lock) return tl::unexpected(lock.error());
     auto storage = store::open_market_store(options.db_path);
     if (!storage) return tl::unexpected(storage.error());
-    auto market = open_over(std::move(options), std::move(*storage));
-    if (market) (*market)->impl_->lock = std::move(*lock);
-    return market;
+    return open_over(std::move(options), std::move(*storage));
 }
 
 Result<std::unique_ptr<Market>> Market::open_over(MarketOptions options,
@@ -113,6 +86,13 @@ Result<std::unique_ptr<Market>> Market::open_over(MarketOptions options,
     const int64_t now = seconds_of(options.clocks.wall());
     const auto state = impl->storage->load(impl->files->model_id(), now);
     if (!state) return tl::unexpected(state.error());
+    const auto is_other_key = impl->storage->set_market_key(crypto::to_hex(impl->key.public_key()));
+    if (!is_other_key) return tl::unexpected(is_other_key.error());
+    if (*is_other_key) {
+        log(LogLevel::kWarn, "market",
+            "the database was made under another key than that in " + printable(options.key_path) +
+                ": tokens and invites of before are void, and nodes need new invites");
+    }
     impl->registry = std::make_unique<Registry>(*impl->storage, impl->key, impl->files->model_id(),
                                                 options.token_life, options.clocks);
     if (Status ok = impl->registry->restore(*state); !ok) return tl::unexpected(ok.error());

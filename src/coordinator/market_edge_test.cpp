@@ -215,6 +215,11 @@ TEST_F(MarketTest, WrongFieldsAreNamed) {
         {R"({"budget_bytes": 1000000, "begun": {}})", "begun"},
         {R"({"budget_bytes": 1000000, "begun": [{"layer": 0, "begin": 0, "end": "1"}]})",
          "begun[0].end"},
+        {R"({"budget_bytes": 1000000, "have": [{"layer": 0, "begin": 5, "end": 4}]})",
+         "have[0].end"},
+        {R"({"budget_bytes": 1000000, "have": [{"layer": 0, "begin": 0, "end": 8},
+             {"layer": 1, "begin": 2, "end": 9}]})",
+         "have[1].end"},
     };
     for (const auto& [body, word] : asks) expect_bad(leases, body, word, node.token);
     std::string many = R"({"budget_bytes": 1, "have": [)";
@@ -244,6 +249,13 @@ TEST_F(MarketTest, WrongFieldsAreNamed) {
         body[field] = "zz";
         expect_bad("/api/v1/nodes", body.dump(), field, "");
     }
+    // All experts of a layer may be had, and a bank that is not leased here.
+    EXPECT_EQ(send("POST", leases,
+                   R"({"budget_bytes": 1000000000, "have": [{"layer": 0, "begin": 0, "end": 8},
+                       {"layer": 77, "begin": 0, "end": 900}]})",
+                   node.token)
+                  .status,
+              200);
     // Unknown fields are ignored; an error in `have` did not change anything.
     EXPECT_EQ(
         send("POST", leases, R"({"budget_bytes": 1000000000, "colour": {"x": [1.5]}})", node.token)
@@ -404,6 +416,9 @@ public:
         : inner_(std::move(inner)), is_full_(is_full) {}
     Result<market::StoredState> load(const Sha256& id, int64_t now) override {
         return inner_->load(id, now);
+    }
+    Result<bool> set_market_key(const std::string& key) override {
+        return inner_->set_market_key(key);
     }
     Status add_invite(const market::InviteRow& row) override {
         return is_full_ ? full() : inner_->add_invite(row);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <set>
 
+#include "base/log_testing.hpp"
 #include "coordinator/market_testing.hpp"
 #include "coordinator/model_files.hpp"
 #include "moe/outline.hpp"
@@ -83,6 +84,54 @@ TEST_F(MarketTest, RefusesWhatIsNoWholeModel) {
                                  std::filesystem::perms::others_read,
                                  std::filesystem::perm_options::add);
     EXPECT_EQ(Market::open(options_).error().code, Errc::kEnvironment);
+}
+
+// The database's file by another name, or with its lock removed, is the same database.
+TEST_F(MarketTest, ASecondNameOfTheDatabaseIsTheSameDatabase) {
+    open();
+    namespace fs = std::filesystem;
+    const std::string real = options_.db_path;
+    fs::create_symlink(real, folder_ / "symlink.db");
+    fs::create_hard_link(real, folder_ / "hardlink.db");
+    const auto expect_refused = [&](const std::string& path) {
+        options_.db_path = path;
+        options_.operator_path = real + ".operator";
+        const auto second = Market::open(options_);
+        ASSERT_FALSE(second) << path;
+        EXPECT_EQ(second.error().code, Errc::kEnvironment);
+        EXPECT_EQ(second.error().detail, "another market uses the database " + path +
+                                             ": stop it, or give this one a database of its own");
+    };
+    expect_refused(folder_ / "symlink.db");
+    expect_refused(folder_ / "hardlink.db");
+    fs::remove(real + ".lock");
+    expect_refused(real);
+    // The first one goes on, and once it is gone each name will do.
+    EXPECT_TRUE(market_->make_invite(1, 1h));
+    options_.db_path = folder_ / "symlink.db";
+    open();
+    EXPECT_TRUE(market_->make_invite(1, 1h));
+}
+
+TEST_F(MarketTest, AnotherKeyThanTheDatabasesIsTold) {
+    const auto told = [&] {
+        market_.reset();
+        const kvasir::testing::LogCapture lines;
+        open();
+        return lines.with("tokens and invites of before are void").size();
+    };
+    const auto lose_key = [&] {
+        market_.reset();
+        ASSERT_TRUE(std::filesystem::remove(options_.key_path));
+    };
+    EXPECT_EQ(told(), 0u);
+    lose_key();
+    EXPECT_EQ(told(), 0u) << "nobody has anything of the old one";
+    ASSERT_TRUE(market_->make_invite(1, 1h));
+    EXPECT_EQ(told(), 0u);
+    lose_key();
+    EXPECT_EQ(told(), 1u);
+    EXPECT_EQ(told(), 0u) << "once";
 }
 
 // ---- nodes ----

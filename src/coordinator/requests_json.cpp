@@ -181,6 +181,7 @@ std::vector<Segment> read_segments(Fields& fields, const char* name) {
         one.layer.bank = static_cast<uint32_t>(segment.number_or("bank", kNumberMax, 0));
         one.begin = static_cast<uint32_t>(segment.number("begin", kNumberMax));
         one.end = static_cast<uint32_t>(segment.number("end", kNumberMax));
+        if (one.end < one.begin) segment.refuse("end", "must not be below begin");
         fields.take(segment);
         out.push_back(one);
     }

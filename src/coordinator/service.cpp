@@ -32,6 +32,20 @@ market::LeaseRow row_of(const market::Lease& lease) {
     return {lease.id, crypto::to_hex(lease.node), lease.segment, lease.bytes, lease.state};
 }
 
+// Banks that are not leased here are passed over: a cache may have some of them.
+Status check_segments(const market::Catalogue& catalogue, const char* name,
+                      const std::vector<Segment>& segments) {
+    for (size_t i = 0; i < segments.size(); ++i) {
+        const auto bank = catalogue.find(segments[i].layer);
+        if (!bank || segments[i].end <= catalogue.banks()[*bank].experts) continue;
+        return fail(Errc::kBadInput,
+                    "field \"" + std::string(name) + "[" + std::to_string(i) + "].end\" is " +
+                        std::to_string(segments[i].end) + ": the layer has " +
+                        std::to_string(catalogue.banks()[*bank].experts) + " experts");
+    }
+    return {};
+}
+
 }  // namespace
 
 net::HttpResponse json_response(std::string body) {
@@ -246,6 +260,10 @@ Service::Answer Service::show_nodes(const net::HttpRequest&, const crypto::Publi
 Service::Answer Service::ask(const net::HttpRequest& request, const crypto::PublicKey& node) {
     const auto body = decode_ask(request.body);
     if (!body) return tl::unexpected(body.error());
+    if (Status ok = check_segments(book_.catalogue(), "have", body->have); !ok)
+        return tl::unexpected(ok.error());
+    if (Status ok = check_segments(book_.catalogue(), "begun", body->begun); !ok)
+        return tl::unexpected(ok.error());
     parts_.registry.saw(node, body->threads);
     const uint64_t least = book_.catalogue().expert_bytes_min();
     if (body->budget_bytes < least) {

@@ -88,6 +88,9 @@ public:
     // Everything a market starts from. Leases of other models, and what expired long before `now`,
     // are deleted; from then on leases are of this model.
     virtual Result<StoredState> load(const Sha256& model_id, int64_t now) = 0;
+    // Keeps the market's public key (64 hex digits). True if there are nodes or invites, made under
+    // another one.
+    virtual Result<bool> set_market_key(const std::string& key) = 0;
     virtual Status add_invite(const InviteRow& invite) = 0;
     // A node that is there gets a token, whatever its invite; a new one, or one to which the
     // invite gives a further role, uses it once. An invite that does not give the role wanted is

@@ -1,11 +1,5 @@
 #include "store/database.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include <cerrno>
-#include <cstring>
-
 #include <algorithm>
 #include <random>
 #include <thread>
@@ -15,6 +9,7 @@
 #include <soci/sqlite3/soci-sqlite3.h>
 
 #include "base/log.hpp"
+#include "store/database_file.hpp"
 
 namespace kvasir::store {
 namespace {
@@ -77,20 +72,22 @@ std::string advice(Errc code) {
     }
 }
 
-// Creates the file, so that it (and the -wal and -shm files, which take its mode) is private.
-Status make_private(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        return fail(Errc::kEnvironment,
-                    "cannot open the database " + printable(path) + ": " + std::strerror(errno));
-    }
-    ::close(fd);
-    return {};
-}
-
 }  // namespace
 
 struct Database::Impl {
+    ~Impl() {
+        if (!is_open) return;
+        const bool has_name = file->has_name();
+        // A file that was moved away gets what belongs to it.
+        const bool is_whole = has_name || checkpoint();
+        (void)guard([&]() -> Status {
+            sql.close();
+            return {};
+        });
+        if (!has_name && is_whole) file->delete_log();
+    }
+
+    std::unique_ptr<DatabaseFile> file;  // before `sql`: closed after it
     std::string path;
     std::string shown;  // in errors, which peers see: once it is open only the file's name
     DatabaseOptions options;
@@ -101,8 +98,8 @@ struct Database::Impl {
     bool is_open = false;
     bool is_failing = false;
     long long told_changes = 0;  // of rows, when tell() looked last
-    dev_t device = 0;            // of the file, as it was opened
-    ino_t inode = 0;
+    bool is_linked = false;      // the log is tied to the file
+    bool is_renamed = false;     // a checkpoint has begun with a new id and was held up
 
     // Runs something of SOCI; its exceptions become errors.
     Status guard(const std::function<Status()>& work) {
@@ -138,7 +135,8 @@ struct Database::Impl {
             }
             sql << "PRAGMA synchronous=FULL";
             sql << "PRAGMA foreign_keys=ON";
-            sql << "PRAGMA journal_size_limit=" << options.wal_bytes_max;
+            // After a checkpoint the log has to be tied to the file anew, so all are ours.
+            sql << "PRAGMA wal_autocheckpoint=0";
             return {};
         });
     }
@@ -151,12 +149,10 @@ struct Database::Impl {
     // SQLite goes on with a file that has no name any more; what it commits then is lost at the
     // end.
     Status check_name() const {
-        struct stat info {};
-        if (::stat(path.c_str(), &info) == 0 && info.st_dev == device && info.st_ino == inode)
-            return {};
+        if (file->has_name()) return {};
         return fail(Errc::kIo, "database " + printable(shown) +
                                    ": it was deleted or replaced while this program had it open; "
-                                   "put it back from a backup and restart");
+                                   "stop the program, put a backup in its place, start it again");
     }
 
     Status attempt(const std::function<Status(soci::session&)>& work) {
@@ -164,10 +160,43 @@ struct Database::Impl {
             if (Status ok = check_name(); !ok) return ok;
         }
         if (Status ok = run("BEGIN IMMEDIATE"); !ok) return ok;
-        Status done = guard([&] { return work(sql); });
+        Status done = is_linked ? Status() : link();
+        if (done) done = guard([&] { return work(sql); });
         if (done) done = run("COMMIT");
-        if (!done) roll_back();
+        if (!done) {
+            roll_back();
+            return done;
+        }
+        is_linked = true;
         return done;
+    }
+
+    Status set_id(int32_t id) { return run("PRAGMA application_id=" + std::to_string(id)); }
+
+    // In the first transaction of a log.
+    Status link() {
+        const auto id = file->link();
+        if (!id) return tl::unexpected(id.error());
+        return set_id(*id);
+    }
+
+    // Writes the log back and empties it, if nobody is in the way: false. The file's header is then
+    // one that it never had before, nor has any copy of before.
+    bool checkpoint() {
+        if (is_linked && !is_renamed) {
+            const auto id = static_cast<int32_t>(std::random_device{}() | 1U);
+            if (!set_id(id)) return false;
+            is_renamed = true;
+        }
+        int busy = 1, pages = 0, done = 0;
+        const Status ok = guard([&]() -> Status {
+            sql << "PRAGMA wal_checkpoint(TRUNCATE)", soci::into(busy), soci::into(pages),
+                soci::into(done);
+            return {};
+        });
+        if (!ok || busy != 0) return false;
+        is_linked = is_renamed = false;
+        return true;
     }
 
     // Since it was opened, what was rolled back included.
@@ -200,29 +229,22 @@ struct Database::Impl {
         told_changes = changes;
     }
 
-    uint64_t wal_bytes() const {
-        struct stat info {};
-        return ::stat((path + "-wal").c_str(), &info) == 0 ? static_cast<uint64_t>(info.st_size)
-                                                           : 0;
+    void checkpoint_at_once() {
+        (void)run("PRAGMA busy_timeout=0");
+        (void)checkpoint();
+        (void)run("PRAGMA busy_timeout=" + std::to_string(options.busy_timeout.count()));
     }
 
-    // SQLite's own checkpoints keep the log short unless readers are in the way; then this tries
-    // after every commit, without waiting for them.
+    // Readers may be in the way; then this tries after every commit, without waiting for them.
     void bound_wal() {
-        if (wal_bytes() <= options.wal_bytes_max) {
+        if (file->wal_bytes() <= options.wal_bytes_max) {
             has_warned = false;
             return;
         }
         ++counters.checkpoints;
-        (void)guard([&]() -> Status {
-            int busy = 0, pages = 0, done = 0;
-            sql << "PRAGMA busy_timeout=0";
-            sql << "PRAGMA wal_checkpoint(TRUNCATE)", soci::into(busy), soci::into(pages),
-                soci::into(done);
-            return {};
-        });
-        (void)run("PRAGMA busy_timeout=" + std::to_string(options.busy_timeout.count()));
-        if (const uint64_t bytes = wal_bytes(); bytes > options.wal_bytes_max && !has_warned) {
+        checkpoint_at_once();
+        if (const uint64_t bytes = file->wal_bytes();
+            bytes > options.wal_bytes_max && !has_warned) {
             has_warned = true;
             log(LogLevel::kWarn, "store",
                 "the log of " + printable(path) + " has grown to " + std::to_string(bytes) +
@@ -239,9 +261,13 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& path, Migrat
     if (path.find('"') != path.npos) {
         return fail(Errc::kUsage, "the database's path must not contain a quotation mark");
     }
-    if (Status ok = make_private(path); !ok) return tl::unexpected(ok.error());
+    auto file = DatabaseFile::open(path, options.is_locked);
+    if (!file) return tl::unexpected(file.error());
+    if (Status ok = (*file)->put_foreign_log_aside(); !ok) return tl::unexpected(ok.error());
     auto impl = std::make_unique<Impl>();
-    impl->path = impl->shown = path;
+    impl->file = std::move(*file);
+    impl->path = impl->file->path();
+    impl->shown = path;
     impl->options = options;
     // Two programs that open a new file at once wait for each other here.
     const auto deadline = Clock::now() + options.retry_max;
@@ -268,13 +294,8 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& path, Migrat
         return {};
     });
     if (!ok) return tl::unexpected(ok.error());
-    struct stat info {};
-    if (::stat(path.c_str(), &info) != 0) {
-        return fail(Errc::kEnvironment,
-                    "cannot look at the database " + printable(path) + ": " + std::strerror(errno));
-    }
-    database->impl_->device = info.st_dev;
-    database->impl_->inode = info.st_ino;
+    database->impl_->checkpoint_at_once();
+    database->impl_->file->remember_log();
     database->impl_->is_open = true;
     database->impl_->shown = path.substr(path.rfind('/') + 1);
     return database;
@@ -303,7 +324,7 @@ const DatabaseCounters& Database::counters() const {
     return impl_->counters;
 }
 uint64_t Database::wal_bytes() const {
-    return impl_->wal_bytes();
+    return impl_->file->wal_bytes();
 }
 
 }  // namespace kvasir::store

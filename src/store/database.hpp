@@ -3,8 +3,10 @@
 // Used by the stores of this module. WAL, synchronous=FULL (a commit that was acknowledged survives
 // a power loss), the write lock taken at BEGIN (a transaction that reads and then writes can never
 // be refused for a stale snapshot), the whole transaction done again when another program holds the
-// lock, all statements finished inside it. The schema is versioned by PRAGMA user_version and
-// brought up by migrations.
+// lock, all statements finished inside it. A write-ahead log that was left behind by another file
+// is not used (see database_file.hpp): a copy may be put in the file's place while no market runs;
+// other programs may read meanwhile (`sqlite3 DB ".backup FILE"`). The schema
+// is versioned by PRAGMA user_version and brought up by migrations.
 // Thread: one at a time. Owns: the connection. Limits: DatabaseOptions.
 #pragma once
 
@@ -30,7 +32,9 @@ struct DatabaseOptions {
     std::chrono::milliseconds pause_max{200};
     // The write-ahead log is written back and cut when it is longer; a reader of another program
     // that keeps a statement open may hold it up, which is a warning in the log.
-    uint64_t wal_bytes_max = uint64_t{8} << 20;
+    uint64_t wal_bytes_max = uint64_t{4} << 20;
+    // Two such connections to one file, whatever its name, do not go together.
+    bool is_locked = false;
 };
 
 // Statements, each run when the database's version is its position or below.
@@ -45,8 +49,8 @@ struct DatabaseCounters {
 class Database {
 public:
     // The file is made (mode 0600) if it is not there. Errors: kEnvironment (folder, permissions,
-    // a file system without shared memory), kBadInput (not a database), kVersion (made by a newer
-    // version), kBusy.
+    // a file system without shared memory, another has it locked), kBadInput (not a database),
+    // kVersion (made by a newer version), kBusy.
     static Result<std::unique_ptr<Database>> open(const std::string& path, Migrations migrations,
                                                   const DatabaseOptions& options = {});
     ~Database();

@@ -46,6 +46,7 @@ constexpr std::array kMigrations = {
     "expert_begin BIGINT NOT NULL, expert_end BIGINT NOT NULL, bytes BIGINT NOT NULL, "
     "state INTEGER NOT NULL)",
     "CREATE INDEX leases_by_node ON leases (node)",
+    "CREATE TABLE facts (name VARCHAR(64) PRIMARY KEY, value VARCHAR(256) NOT NULL)",
 };
 
 constexpr int64_t kKeptSeconds = 7 * 86400;  // what expired before that is deleted
@@ -240,6 +241,23 @@ public:
         return out;
     }
 
+    Result<bool> set_market_key(const std::string& key) override {
+        bool is_other = false;
+        Status ok = transact([&](soci::session& sql) -> Status {
+            std::string known = key;  // also of a database that was made before keys were kept
+            sql << "SELECT value FROM facts WHERE name = 'market_key'", into(known);
+            long long rows = 0;
+            sql << "SELECT (SELECT count(*) FROM nodes) + (SELECT count(*) FROM invites)",
+                into(rows);
+            is_other = known != key && rows > 0;
+            sql << "DELETE FROM facts WHERE name = 'market_key'";
+            sql << "INSERT INTO facts (name, value) VALUES ('market_key', :key)", use(key);
+            return {};
+        });
+        if (!ok) return tl::unexpected(ok.error());
+        return is_other;
+    }
+
     Status add_invite(const market::InviteRow& invite) override {
         return transact([&](soci::session& sql) -> Status {
             const std::string secret = to_hex(invite.secret_sha256);
@@ -343,7 +361,9 @@ private:
 
 Result<std::unique_ptr<market::Storage>> open_market_store(const std::string& path,
                                                            const StoreOptions& options) {
-    auto database = Database::open(path, kMigrations, options.database);
+    DatabaseOptions locked = options.database;
+    locked.is_locked = true;
+    auto database = Database::open(path, kMigrations, locked);
     if (!database) return tl::unexpected(database.error());
     return std::make_unique<MarketStore>(std::move(*database), options.calls_max);
 }

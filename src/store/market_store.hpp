@@ -20,7 +20,8 @@ struct StoreOptions {
     size_t calls_max = 256;  // waiting for the thread; more are kBusy
 };
 
-// Errors: those of Database::open().
+// Locked: two markets over one database would each give away what the other has given. Errors:
+// those of Database::open().
 Result<std::unique_ptr<market::Storage>> open_market_store(const std::string& path,
                                                            const StoreOptions& options = {});
 

@@ -19,6 +19,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "base/log_testing.hpp"
 #include "store/database.hpp"
 #include "store/market_store.hpp"
 
@@ -387,6 +388,168 @@ TEST(Database, AFileThatLostItsNameIsNotWrittenOn) {
     }
 }
 
+Status set_value(Database& database, int value) {
+    return database.transact([&](soci::session& sql) -> Status {
+        sql << "UPDATE t SET v = :v WHERE k = 1", use(value);
+        return {};
+    });
+}
+
+// What t has, of a file that is whole; -1 otherwise.
+int value_of(const std::string& path) {
+    auto database = open_database(path);
+    int value = -1;
+    std::string verdict;
+    if (!database) return -1;
+    const Status ok = database->transact([&](soci::session& sql) -> Status {
+        sql << "SELECT v FROM t WHERE k = 1", into(value);
+        sql << "PRAGMA integrity_check", into(verdict);
+        return {};
+    });
+    EXPECT_TRUE(ok) << ok.error().detail;
+    EXPECT_EQ(verdict, "ok");
+    return verdict == "ok" ? value : -1;
+}
+
+void back_up(const std::string& path, const std::string& copy) {
+    soci::session other(*soci::factory_sqlite3(), "dbname=\"" + path + "\"");
+    other << "VACUUM INTO '" + copy + "'";
+}
+
+// A program that sets 1, is backed up, grows, sets 2, and is killed.
+void be_killed(const std::string& path, const std::string& copy, uint64_t wal_bytes_max) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+        DatabaseOptions options;
+        options.wal_bytes_max = wal_bytes_max;
+        auto database = Database::open(path, kTable, options);
+        if (!database || !set_value(**database, 1)) std::_Exit(2);
+        back_up(path, copy);
+        for (int i = 2; i < 400; ++i) {
+            const Status grown = (*database)->transact([&](soci::session& sql) -> Status {
+                sql << "INSERT INTO t VALUES (:i, 7)", use(i);
+                return {};
+            });
+            if (!grown) std::_Exit(3);
+        }
+        std::_Exit(set_value(**database, 2) ? 0 : 4);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+    ASSERT_GT(std::filesystem::file_size(path + "-wal"), 0U);
+}
+
+constexpr uint64_t kWalSizes[] = {100 << 10, 4 << 20};  // with checkpoints between, and without
+
+// To restore is to put the copy where the file was: what its predecessor left beside it is not
+// replayed into it.
+TEST(Database, ACopyPutInThePlaceOfAKilledOnesFileIsUsedAsItIs) {
+    for (const uint64_t wal_bytes_max : kWalSizes) {
+        for (const bool is_deleted : {false, true}) {
+            Folder folder;
+            const std::string path = folder / "db", copy = folder / "copy";
+            ASSERT_NO_FATAL_FAILURE(be_killed(path, copy, wal_bytes_max));
+            if (is_deleted) std::filesystem::remove(path);  // else it keeps its inode
+            std::filesystem::copy_file(copy, path,
+                                       std::filesystem::copy_options::overwrite_existing);
+            const kvasir::testing::LogCapture lines;
+            EXPECT_EQ(value_of(path), 1) << wal_bytes_max << " " << is_deleted;
+            EXPECT_EQ(lines.with("put in the place of another database").size(), 1U);
+            EXPECT_TRUE(std::filesystem::exists(path + "-wal.old"));
+            EXPECT_EQ(value_of(path), 1);
+            EXPECT_EQ(lines.with("put in the place of another database").size(), 1U);
+        }
+    }
+}
+
+TEST(Database, AKilledOnesOwnLogIsReplayed) {
+    for (const uint64_t wal_bytes_max : kWalSizes) {
+        Folder folder;
+        const std::string path = folder / "db", moved = folder / "moved", copy = folder / "copy";
+        ASSERT_NO_FATAL_FAILURE(be_killed(path, copy, wal_bytes_max));
+        const kvasir::testing::LogCapture lines;
+        for (const char* suffix : {"", "-wal"})
+            std::filesystem::copy_file(path + suffix, moved + suffix);
+        EXPECT_EQ(value_of(moved), 2) << "in another place, by another inode";
+        EXPECT_FALSE(std::filesystem::exists(moved + "-wal"));
+        // Killed when a checkpoint had written the file and not yet cut the log.
+        {
+            soci::session other(*soci::factory_sqlite3(), "dbname=\"" + path + "\"");
+            int busy = 1, pages = 0, done = 0;
+            std::filesystem::copy_file(path + "-wal", folder / "wal");
+            other << "PRAGMA wal_checkpoint(TRUNCATE)", into(busy), into(pages), into(done);
+            ASSERT_EQ(busy, 0);
+        }
+        std::filesystem::copy_file(folder / "wal", path + "-wal");
+        EXPECT_EQ(value_of(path), 2);
+        EXPECT_TRUE(lines.with("another database").empty());
+    }
+}
+
+// A log in which nothing says whose it is: as of old, it is taken.
+TEST(Database, TheLogOfAnOlderProgramIsReplayed) {
+    Folder folder;
+    const std::string path = folder / "db";
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+        soci::session sql(*soci::factory_sqlite3(), "dbname=\"" + path + "\"");
+        std::string mode;
+        sql << "PRAGMA journal_mode=WAL", into(mode);
+        for (const char* statement : kTable) sql << statement;
+        sql << "PRAGMA user_version=2";
+        sql << "UPDATE t SET v = 2";
+        std::_Exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+    ASSERT_GT(std::filesystem::file_size(path + "-wal"), 0U);
+    const kvasir::testing::LogCapture lines;
+    EXPECT_EQ(value_of(path), 2);
+    EXPECT_TRUE(lines.with("another database").empty());
+}
+
+// Deleted under a program that runs: that one takes its log with it when it ends, in order.
+TEST(Database, AFileThatLostItsNameLeavesNoLogBehind) {
+    for (const bool is_replaced : {false, true}) {
+        Folder folder;
+        const std::string path = folder / "db", copy = folder / "copy", kept = folder / "kept";
+        auto database = open_database(path);
+        ASSERT_TRUE(set_value(*database, 1));
+        back_up(path, copy);
+        ASSERT_TRUE(set_value(*database, 2));
+        std::filesystem::rename(path, kept);
+        if (is_replaced) std::filesystem::copy_file(copy, path);
+        EXPECT_FALSE(set_value(*database, 3));
+        database.reset();
+        EXPECT_FALSE(std::filesystem::exists(path + "-wal"));
+        EXPECT_FALSE(std::filesystem::exists(path + "-shm"));
+        if (!is_replaced) std::filesystem::copy_file(copy, path);
+        EXPECT_EQ(value_of(path), 1);
+        EXPECT_FALSE(std::filesystem::exists(path + "-wal.old"));
+        EXPECT_EQ(value_of(kept), 2) << "moved away, it has all that was committed";
+    }
+}
+
+TEST(Database, ACopyThatOthersCouldReadIsMadePrivate) {
+    Folder folder;
+    const std::string path = folder / "db", copy = folder / "copy";
+    ASSERT_NO_FATAL_FAILURE(be_killed(path, copy, 4 << 20));
+    for (const char* suffix : {"", "-wal", "-shm"})
+        ASSERT_EQ(::chmod((path + suffix).c_str(), 0644), 0) << suffix;
+    const kvasir::testing::LogCapture lines;
+    auto database = open_database(path);
+    for (const char* suffix : {"", "-wal", "-shm"}) {
+        struct stat info {};
+        ASSERT_EQ(::stat((path + suffix).c_str(), &info), 0) << suffix;
+        EXPECT_EQ(info.st_mode & 0777, 0600U) << suffix;
+    }
+    EXPECT_EQ(lines.with("could be used by others").size(), 3U);
+}
+
 TEST(Database, AnErrorOrAFullDiskRollsBack) {
     Folder folder;
     auto database = open_database(folder / "db");
@@ -576,7 +739,9 @@ TEST(MarketStore, ManyWritersAndReadersKeepTheLogShort) {
 
 // The child of the next test: commits without end, and says so after each.
 [[noreturn]] void commit_for_ever(const std::string& path, int pipe_fd) {
-    auto store = open_market_store(path, {});
+    StoreOptions options;
+    options.database.wal_bytes_max = 100 << 10;  // so that it dies in checkpoints too
+    auto store = open_market_store(path, options);
     if (!store || !(*store)->load(digest(9), 1000)) std::_Exit(2);
     auto state = (*store)->load(digest(9), 1000);
     for (uint64_t n = state->lease_id_next;; n += 8) {

@@ -335,7 +335,9 @@ TEST(Lifetimes, AnOriginWithoutTlsOrWithSecretsIsTold) {
     EXPECT_TRUE(is_refused("http://files.example/models", "--dev-tls"));
     EXPECT_TRUE(is_refused("http://10.0.0.1/{file}", "--dev-tls"));
     EXPECT_FALSE(is_refused("http://files.example/models", "--plain"));
-    EXPECT_FALSE(is_refused("http://127.0.0.1:81/models", "--dev-tls"));
+    EXPECT_TRUE(is_refused("http://127.0.0.1:81/models", "--dev-tls"));
+    EXPECT_TRUE(is_refused("http://127.0.0.1:81/models", "--log-level=warn"));  // TLS all the same
+    EXPECT_FALSE(is_refused("http://127.0.0.1:81/models", "--plain"));
     EXPECT_FALSE(is_refused("https://files.example/{file}", "--dev-tls"));
 
     const std::string warning = "reaches every node";
