@@ -37,7 +37,11 @@ bool is_program(const std::filesystem::path& path) {
 // Only one of the same llama.cpp gives the bits that workers are checked against; the one beside
 // libllama is.
 Result<std::string> find_llama_server(const std::string& wanted) {
-    if (!wanted.empty()) return wanted;
+    if (!wanted.empty() && is_program(wanted)) return wanted;
+    if (!wanted.empty()) {
+        return fail(Errc::kEnvironment,
+                    "--llama-server " + printable(wanted) + ": not a program that can be run");
+    }
     const auto beside = std::filesystem::path(engine::ggml_folder()) / "llama-server";
     if (is_program(beside)) return beside.string();
     const char* path = std::getenv("PATH");
@@ -50,7 +54,9 @@ Result<std::string> find_llama_server(const std::string& wanted) {
     }
     return fail(Errc::kEnvironment,
                 "no llama-server is in " + beside.parent_path().string() +
-                    " or in PATH: name one of llama.cpp v0.5.0 with --llama-server");
+                    " or in PATH: make it there with `tools/llama.sh build extra` (and the "
+                    "KVASIR_CACHE that the build had, if it had one), or name one of llama.cpp "
+                    "v0.5.0 with --llama-server");
 }
 
 // Of HOST:PORT, as it may stand in an address; nothing is everywhere.
@@ -75,18 +81,22 @@ std::function<void(std::string_view)> announce(const std::string& host) {
 
 }  // namespace
 
+Result<ApiServerParts> find_api_server(const std::string& program, const std::string& address) {
+    auto found = find_llama_server(program);
+    if (!found) return tl::unexpected(found.error());
+    auto plugin = find_plugin();
+    if (!plugin) return tl::unexpected(plugin.error());
+    auto listen = net::parse_listen(address);
+    if (!listen) return tl::unexpected(listen.error());
+    return ApiServerParts{std::move(*found), std::move(*plugin), std::move(*listen)};
+}
+
 Status run_api_server(const ApiServerOptions& options, Servers& servers) {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    const auto program = find_llama_server(options.program);
-    if (!program) return tl::unexpected(program.error());
-    const auto plugin = find_plugin();
-    if (!plugin) return tl::unexpected(plugin.error());
-    const auto listen = net::parse_listen(options.address);
-    if (!listen) return tl::unexpected(listen.error());
     const auto state = make_state_dir(options.state_dir);
     if (!state) return tl::unexpected(state.error());
     const std::string key_path = *state + "/backbone.key";
@@ -100,8 +110,9 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
     };
     if (Status ok = write_token(); !ok) return ok;
 
+    const net::Endpoint& listen = options.parts.listen;
     ChildOptions child;
-    child.program = *program;
+    child.program = options.parts.program;
     child.label = "llama-server";
     child.arguments = {"-m",
                        options.model_path,
@@ -109,11 +120,11 @@ Status run_api_server(const ApiServerOptions& options, Servers& servers) {
                        "-t",
                        std::to_string(options.threads),
                        "--host",
-                       listen->host.empty() ? "0.0.0.0" : listen->host,
+                       listen.host.empty() ? "0.0.0.0" : listen.host,
                        "--port",
-                       std::to_string(listen->port)};
+                       std::to_string(listen.port)};
     child.environment = {
-        "GGML_BACKEND_PATH=" + *plugin,
+        "GGML_BACKEND_PATH=" + options.parts.plugin,
         "KVASIR_MODEL=" + options.model_path,
         "KVASIR_LISTEN=",
         "KVASIR_RELAY=ws://127.0.0.1:" + std::to_string(servers.local_port()),

@@ -12,8 +12,15 @@
 
 namespace kvasir::apps {
 
+// What the API needs of this machine.
+struct ApiServerParts {
+    std::string program;  // llama-server
+    std::string plugin;
+    net::Endpoint listen;
+};
+
 struct ApiServerOptions {
-    std::string program;  // empty: beside libllama, else in PATH
+    ApiServerParts parts;
     std::string address;  // HOST:PORT
     std::string model_path;
     std::string state_dir;
@@ -21,8 +28,11 @@ struct ApiServerOptions {
     uint32_t threads = 1;
 };
 
-// Errors: kEnvironment (no such program, it cannot start), kUsage (address), kClosed (it ended by
-// itself).
+// To be called before anything is made for it. Errors: kEnvironment (no such program, no plugin),
+// kUsage (address).
+Result<ApiServerParts> find_api_server(const std::string& program, const std::string& address);
+
+// Errors: kEnvironment (it cannot start), kClosed (it ended by itself).
 Status run_api_server(const ApiServerOptions& options, Servers& servers);
 
 }  // namespace kvasir::apps

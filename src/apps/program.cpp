@@ -18,6 +18,8 @@ namespace {
 
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
+constexpr const char* kLogLevels =
+    "debug, info, warn, error or off (default: KVASIR_LOG, else warn)";
 
 int parse_and_run(int argc, char** argv, std::span<const AddCommand> commands) {
     CLI::App app{"Kvasir: a Mixture-of-Experts model computed by a swarm of expert workers",
@@ -25,8 +27,7 @@ int parse_and_run(int argc, char** argv, std::span<const AddCommand> commands) {
     app.set_version_flag("--version", std::string("kvasir ") + KVASIR_VERSION);
     app.require_subcommand(1);
     std::string log_level;
-    app.add_option("--log-level", log_level,
-                   "debug, info, warn, error or off (default: KVASIR_LOG, else warn)");
+    app.add_option("--log-level", log_level, kLogLevels);
     app.fallthrough();
 
     int exit_code = 0;
@@ -37,6 +38,9 @@ int parse_and_run(int argc, char** argv, std::span<const AddCommand> commands) {
         if (!log_status) throw CLI::ValidationError(log_status.error().detail);
     });
     for (const AddCommand add : commands) add(app, exit_code);
+    for (CLI::App* command : app.get_subcommands(nullptr))
+        command->footer("Every subcommand takes --log-level, too: " + std::string(kLogLevels) +
+                        ".");
 
     try {
         app.parse(argc, argv);

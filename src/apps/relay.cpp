@@ -197,7 +197,8 @@ void add_relay(CLI::App& app, int& exit_code) {
     key->needs(cert);
     command
         ->add_option("--dev-tls", flags->dev_tls,
-                     "make a self-signed certificate in this folder; clients pin its key")
+                     "make a self-signed certificate in this folder; clients need --ca "
+                     "FOLDER/dev-cert.pem")
         ->excludes(cert);
     auto* market = command->add_option("--market-key", flags->market_key,
                                        "public key of the market whose tokens count: hex or file");

@@ -130,6 +130,12 @@ Status up(UpFlags& flags) {
         if (!share) return tl::unexpected(share.error());
         coverage = *share;
     }
+    ApiServerOptions api;
+    if (!flags.api.empty()) {
+        auto parts = find_api_server(flags.llama_server, flags.api);
+        if (!parts) return tl::unexpected(parts.error());
+        api.parts = std::move(*parts);
+    }
     const auto first = first_part(flags.server.model_path);
     if (!first) return tl::unexpected(first.error());
     flags.server.model_path = flags.session.model_path = *first;
@@ -156,8 +162,6 @@ Status up(UpFlags& flags) {
     if (!invite) return tl::unexpected(invite.error());
     tell("{}\n", servers->join_line(*invite));
     if (!flags.api.empty()) {
-        ApiServerOptions api;
-        api.program = flags.llama_server;
         api.address = flags.api;
         api.model_path = flags.session.model_path;
         api.state_dir = flags.server.state_dir;
@@ -199,8 +203,8 @@ void add_up(CLI::App& app, int& exit_code) {
                                     "HOST:PORT for the OpenAI API: llama-server behind the plugin");
     command
         ->add_option("--llama-server", flags->llama_server,
-                     "that program (default: found beside "
-                     "libllama, else in PATH)")
+                     "that program (default: found beside libllama, where `tools/llama.sh build "
+                     "extra` makes it, else in PATH)")
         ->needs(api);
     api->excludes(prompt);
     command->add_option("--uses", flags->uses, "how many nodes the invite is good for")

@@ -78,6 +78,34 @@ TEST_F(ComeBack, AnotherKeyIsRefusedUntilANewInviteNamesIt) {
     EXPECT_EQ(again.exit_code, 0) << again.err;
 }
 
+// Behind the same TLS key, over the same database: docs/operations.md says who needs a new code.
+TEST_F(ComeBack, AnotherMarketKeyWantsNewInvitesOfWorkersOnly) {
+    const std::string worker_invite = market_.worker_invite();
+    const std::string backbone_invite = market_.backbone_invite();
+    Program before = join_worker(market_.url(), worker_invite, "w", scratch_.path("w"));
+    const Outcome first = lead(market_.url(), "1%", backbone_invite);
+    EXPECT_EQ(first.exit_code, 0) << first.err << before.err();
+    before.signal(SIGTERM);
+    EXPECT_EQ(before.wait(60).exit_code, 0) << before.err();
+    market_.kill();
+    ASSERT_TRUE(std::filesystem::remove(scratch_.path("state/market.key")));
+    market_.restart();
+    const Outcome again = lead(market_.url(), "0%");
+    EXPECT_EQ(again.exit_code, 0) << again.err;
+    const Outcome old_code = lead(market_.url(), "0%", backbone_invite);
+    EXPECT_EQ(old_code.exit_code, 1);
+    EXPECT_THAT(old_code.err, HasSubstr("not the one that made this invite code"));
+    const Outcome refused =
+        join_worker(market_.url(), worker_invite, "w", scratch_.path("w")).wait(60);
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_THAT(refused.err, HasSubstr("has another key than the invite code names"));
+    Program after = join_worker(market_.url(), market_.worker_invite(), "w", scratch_.path("w"));
+    ASSERT_TRUE(after.wait_for("worker: serving ")) << after.err();
+    EXPECT_THAT(after.err(), HasSubstr("slice ready: 0 bytes fetched"));
+    const Json nodes = Operator(market_.url(), scratch_.path("state")).get("/api/v1/nodes");
+    EXPECT_EQ(nodes["nodes"].size(), 2u) << "known nodes with their own keys";
+}
+
 // Its pin would not be looked at.
 TEST_F(ComeBack, AnInviteWithAPinIsNotSentWithoutTls) {
     const Outcome plain =

@@ -36,6 +36,22 @@ TEST(Program, VersionAndHelp) {
                              "--wait-coverage", "--exact", "--report", "--check"}) {
         EXPECT_THAT(help.out, HasSubstr(flag));
     }
+    for (const char* command : {"run", "bench", "inspect", "slice", "verify", "worker", "relay",
+                                "market", "up", "plugin-path"}) {
+        EXPECT_THAT(kvasir({command, "--help"}).out, HasSubstr("--log-level")) << command;
+    }
+    // What its certificate can be believed by: no client has an option to pin a relay's key.
+    EXPECT_THAT(kvasir({"relay", "--help"}).out, HasSubstr("dev-cert.pem"));
+}
+
+// How to call it is said at once: nothing is looked for, fetched or built.
+TEST(Program, TheBenchmarksSayHowTheyAreCalledWithoutABuild) {
+    ProgramOptions options;
+    options.environment = {"KVASIR_CACHE=/dev/null/none"};
+    const Outcome help = run_program({KVASIR_SOURCE_DIR "/run", "bench", "--help"}, options);
+    EXPECT_EQ(help.exit_code, 0) << help.err;
+    EXPECT_THAT(help.out, StartsWith("usage: ./run bench"));
+    EXPECT_EQ(help.err, "");
 }
 
 // What a program says to people may have no reader any more: a full disk, a closed pipe.

@@ -253,6 +253,45 @@ TEST(Up, TextAsPeopleReadIt) {
     EXPECT_THAT(up.err(), Not(HasSubstr("next try"))) << "it knows that its relay ends";
 }
 
+// What is missing is told before anybody could join, and before the model is read.
+TEST(Up, AnApiWithoutItsServerMakesNothing) {
+    namespace fs = std::filesystem;
+    const ScratchFolder scratch;
+    // It looks beside ggml's library: a folder where that is alone, and a PATH without any program.
+    const std::string folder = scratch.path("lib");
+    fs::create_directory(folder);
+    fs::copy_file(fs::canonical(KVASIR_LLAMA_LIB "/libggml.so.0"), folder + "/libggml.so.0");
+    fs::copy_file(demo_model(), scratch.path("model.gguf"));
+    const std::vector<std::string> start = {"up",
+                                            "-m",
+                                            scratch.path("model.gguf"),
+                                            "--state",
+                                            scratch.path("state"),
+                                            "--api",
+                                            "127.0.0.1:0",
+                                            "--listen",
+                                            "127.0.0.1:0"};
+    const std::string cache = scratch.path("cache");
+    const ProgramOptions alone{
+        {"LD_LIBRARY_PATH=" + folder, "PATH=" + folder, "XDG_CACHE_HOME=" + cache}, {}, 60};
+    const Outcome none = kvasir(start, alone);
+    EXPECT_EQ(none.exit_code, 4);
+    EXPECT_THAT(none.err, HasSubstr("no llama-server is in " + fs::canonical(folder).string()));
+    EXPECT_THAT(none.err, HasSubstr("tools/llama.sh build extra"));
+    EXPECT_THAT(none.err, HasSubstr("KVASIR_CACHE"));
+    auto named = start;
+    named.insert(named.end(), {"--llama-server", scratch.path("no-server")});
+    const Outcome wrong = kvasir(named, alone);
+    EXPECT_EQ(wrong.exit_code, 4);
+    EXPECT_THAT(wrong.err, HasSubstr(scratch.path("no-server")));
+    for (const Outcome* outcome : {&none, &wrong}) {
+        EXPECT_THAT(outcome->err, Not(HasSubstr("join: ")));
+        EXPECT_THAT(outcome->err, Not(HasSubstr("hashing")));
+    }
+    EXPECT_FALSE(fs::exists(scratch.path("state")));
+    EXPECT_FALSE(fs::exists(cache));
+}
+
 TEST(Up, OneWayOfTlsOnly) {
     const ScratchFolder scratch;
     const Outcome outcome = kvasir(
