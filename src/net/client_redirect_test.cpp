@@ -333,6 +333,14 @@ TEST_F(RedirectTest, AFreshLinkThatIsRefusedEndsWithTheServersWords) {
     }
 }
 
+TEST_F(RedirectTest, APageForBrowsersIsNotQuoted) {
+    TestOrigin hub([](const OriginRequest&) {
+        return plain_reply(401, "<html><h1>nginx</h1></html>", {{"Content-Type", "text/html"}});
+    });
+    expect_failure(job(hub.url("/m"), 0, 10), Errc::kDenied, "HTTP 401");
+    EXPECT_EQ(errors_.back().find("nginx"), std::string::npos) << errors_.back();
+}
+
 // An origin that wants credentials which we do not have is not asked once for every range.
 TEST_F(RedirectTest, ARefusalEndsAllJobsOfTheDownload) {
     for (const int status : {401, 403, 404, 410, 416}) {

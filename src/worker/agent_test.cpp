@@ -193,6 +193,7 @@ TEST_F(AgentTest, AnotherMarketsKeyIsRefusedBeforeAnythingIsSaid) {
     ASSERT_FALSE(ended);
     EXPECT_EQ(ended.error().code, Errc::kDenied);
     EXPECT_NE(ended.error().detail.find("another key"), std::string::npos);
+    EXPECT_EQ(node.lines(), "") << "the caller says it, and nothing is to be released";
     EXPECT_EQ(market_.count("POST /api/v1/nodes"), 0u);
 }
 
