@@ -327,11 +327,34 @@ TEST_F(RedirectTest, AFreshLinkThatIsRefusedEndsWithTheServersWords) {
         time_->pauses.clear();
         options_.attempts_max = 4;
         expect_failure(job(hub.url("/m"), 0, 10), code, "bad signature: clock");
-        EXPECT_EQ(cdn.requests().size(), 4u);
-        EXPECT_EQ(hub.requests().size(), 4u);
-        EXPECT_EQ(time_->pauses.size(), 3u);
-        EXPECT_LE(time_->total(), milliseconds(700));
-        EXPECT_TRUE(logged("bad signature"));  // at once, not only at the end
+        EXPECT_EQ(cdn.requests().size(), 1u);
+        EXPECT_EQ(hub.requests().size(), 1u);
+        EXPECT_TRUE(time_->pauses.empty());
+    }
+}
+
+TEST_F(RedirectTest, APageForBrowsersIsNotQuoted) {
+    TestOrigin hub([](const OriginRequest&) {
+        return plain_reply(401, "<html><h1>nginx</h1></html>", {{"Content-Type", "text/html"}});
+    });
+    expect_failure(job(hub.url("/m"), 0, 10), Errc::kDenied, "HTTP 401");
+    EXPECT_EQ(errors_.back().find("nginx"), std::string::npos) << errors_.back();
+}
+
+// An origin that wants credentials which we do not have is not asked once for every range.
+TEST_F(RedirectTest, ARefusalEndsAllJobsOfTheDownload) {
+    for (const int status : {401, 403, 404, 410, 416}) {
+        SCOPED_TRACE(status);
+        TestOrigin cdn([&](const OriginRequest&) { return plain_reply(status, "no"); });
+        TestOrigin hub([&](const OriginRequest&) { return redirect_to(cdn.url("/f")); });
+        options_.parallel = 3;
+        std::vector<RangeJob> jobs;
+        for (uint64_t i = 0; i < 50; ++i) jobs.push_back(job(hub.url("/m"), i * 10, 10, 0, i));
+        ASSERT_FALSE(download(jobs));
+        EXPECT_GE(cdn.requests().size(), 1u);
+        EXPECT_LE(cdn.requests().size(), 3u);
+        EXPECT_LE(hub.requests().size(), 3u);
+        EXPECT_TRUE(time_->pauses.empty());
     }
 }
 

@@ -161,7 +161,11 @@ RangeAttempt::End RangeAttempt::failed(Errc code, const std::string& why) {
 }
 
 std::string RangeAttempt::server_text() const {
-    const std::string text = redactor_.clean(text_, kTextShownMax, text_cut_);
+    // A web page is for browsers.
+    const std::string* type = transfer_.head().find("content-type");
+    const bool is_page = type != nullptr && type->starts_with("text/html");
+    const std::string text =
+        is_page ? std::string() : redactor_.clean(text_, kTextShownMax, text_cut_);
     std::string out = "HTTP " + std::to_string(transfer_.head().status);
     if (!text.empty()) out += ", the server says: " + text;
     return out + credentials_hint();

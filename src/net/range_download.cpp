@@ -203,8 +203,13 @@ void RangeDownload::on_end(RangeAttempt& attempt, RangeAttempt::End end) {
         case RangeAttempt::End::kExpired: {
             auto& target = state.source->target;
             if (target && target->text() == attempt.hop().text()) target.reset();
+            // A link that was just given is not refused for its age: another would be, too.
+            if (attempt.fresh()) {
+                flow_.end_with(attempt.error());
+                break;
+            }
             log(LogLevel::kInfo, "net", "asking for a new link: " + attempt.error().detail);
-            again(attempt, state, !attempt.fresh());
+            again(attempt, state, true);
             break;
         }
         case RangeAttempt::End::kFailed:

@@ -103,7 +103,7 @@ public:
         kComplete,  // the job has all its bytes
         kPartial,   // what was promised came, but more is missing: ask on at once
         kAgain,     // see error() and retry_after()
-        kExpired,   // the target of a redirect refused; fresh() says whether it was just given
+        kExpired,   // the target of a redirect refused: final if fresh(), else ask for a new link
         kFailed,    // see error(): no use asking again
     };
 

@@ -124,17 +124,22 @@ Status Agent::run() {
         const AgentState before = rules_.state();
         AgentEvent event = next_event();
         if (is_fetch_end(event)) end_fetch(std::holds_alternative<event::Fetched>(event));
+        std::optional<std::pair<AgentStep, Error>> failure;
         if (const auto* failed = std::get_if<event::Failed>(&event))
-            say_failure(failed->step, failed->error);
+            failure.emplace(failed->step, failed->error);
         if (const auto* ended = std::get_if<event::WorkerEnded>(&event)) {
             serving_->thread.join();
             serving_.reset();
-            if (!ended->status) say_failure(AgentStep::kServe, ended->status.error());
+            if (!ended->status) failure.emplace(AgentStep::kServe, ended->status.error());
         }
         const auto actions = rules_.on_event(event, now());
-        if (rules_.state() != before && rules_.state() == AgentState::kWaiting)
+        const bool is_new = rules_.state() != before;
+        const bool begins_to_stop = is_new && rules_.state() == AgentState::kStopping;
+        // What ends all is run()'s own result: the caller says it.
+        if (failure && !begins_to_stop) say_failure(failure->first, failure->second);
+        if (is_new && rules_.state() == AgentState::kWaiting)
             say("no experts to hold for now; asking again from time to time");
-        if (rules_.state() != before && rules_.state() == AgentState::kStopping)
+        if (begins_to_stop && std::ranges::count(actions, Kind::kEnd, &AgentAction::kind) == 0)
             say("stopping: draining, then releasing the leases");
         for (const AgentAction& action : actions) {
             if (action.kind == Kind::kEnd) return action.status;

@@ -193,7 +193,18 @@ TEST_F(AgentTest, AnotherMarketsKeyIsRefusedBeforeAnythingIsSaid) {
     ASSERT_FALSE(ended);
     EXPECT_EQ(ended.error().code, Errc::kDenied);
     EXPECT_NE(ended.error().detail.find("another key"), std::string::npos);
+    EXPECT_EQ(node.lines(), "") << "the caller says it, and nothing is to be released";
     EXPECT_EQ(market_.count("POST /api/v1/nodes"), 0u);
+}
+
+TEST_F(AgentTest, APageOfAProxyIsNotQuoted) {
+    market_.with([](State& state) { state.is_behind_a_broken_proxy = true; });
+    Running node(options());
+    ASSERT_TRUE(market_.eventually([](State& state) { return state.calls.size() >= 2; }));
+    EXPECT_NE(node.lines().find("the market says to /api/v1/market: HTTP 502;"), std::string::npos)
+        << node.lines();
+    EXPECT_EQ(node.lines().find("nginx"), std::string::npos) << node.lines();
+    EXPECT_TRUE(node.stop());
 }
 
 TEST_F(AgentTest, AnOutlineThatTheMarketDidNotSignIsRefused) {

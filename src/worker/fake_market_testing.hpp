@@ -53,6 +53,7 @@ public:
         bool is_known = false;
         bool is_revoked = false;
         bool spoils_bytes = false;
+        bool is_behind_a_broken_proxy = false;
         std::string node_key;
         std::vector<std::string> calls;  // "POST /api/v1/leases"
         uint64_t bytes_served = 0;
@@ -173,6 +174,12 @@ private:
     }
 
     net::HttpResponse answer(const net::HttpRequest& request) {
+        if (state_.is_behind_a_broken_proxy) {
+            net::HttpResponse page;
+            page.status = 502;
+            page.body = "<html><h1>Bad Gateway</h1>nginx</html>";
+            return page;
+        }
         const std::string& path = request.path;
         const ToyModel& toy = *state_.toy;
         const std::string model = "/models/" + to_hex(toy.manifest.model_id);

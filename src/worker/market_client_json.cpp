@@ -130,7 +130,7 @@ Errc code_of_status(int status) {
 Error market_error(const net::HttpReply& reply, const std::string& path) {
     Error error{code_of_status(reply.status), {}};
     const Json json = Json::parse(reply.body, nullptr, false);
-    std::string said = reply.body.substr(0, 200);
+    std::string said;  // what is not of that form is some proxy's page
     if (json.is_object() && json.contains("error") && json["error"].is_object()) {
         const Json& inner = json["error"];
         if (inner.contains("message") && inner["message"].is_string())
@@ -144,8 +144,9 @@ Error market_error(const net::HttpReply& reply, const std::string& path) {
         // Wrong answers of a proof: not the token is denied, the bytes are not the model's.
         if (inner.contains("wrong")) error.code = Errc::kMismatch;
     }
-    error.detail = "the market says to " + path + ": " + printable(said, 400) + " (HTTP " +
-                   std::to_string(reply.status) + ")";
+    const std::string status = "HTTP " + std::to_string(reply.status);
+    error.detail = "the market says to " + path + ": " +
+                   (said.empty() ? status : printable(said, 400) + " (" + status + ")");
     return error;
 }
 
