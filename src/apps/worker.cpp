@@ -152,7 +152,7 @@ void add_join(CLI::App& command, WorkerFlags& flags, const std::vector<CLI::Opti
                            "folder of key and slices (default: $XDG_CACHE_HOME/kvasir/worker)"));
     add(command
             .add_option("--cache-max", join.cache_bytes_max,
-                        "bytes of all slices in the cache (default: twice the budget)")
+                        "bytes of all slices in the cache (default: twice the budget and 16 MB)")
             ->transform(as_size));
     add(command
             .add_option("--max-cpu", join.cpu_percent,

@@ -6,11 +6,14 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <system_error>
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+
+#include "base/log.hpp"
 
 namespace kvasir::engine {
 namespace {
@@ -57,10 +60,33 @@ private:
     std::optional<std::string> value_;
 };
 
+// Takes what ggml says while in scope: which files it loads is for the log, not for people.
+class QuietGgml {
+public:
+    QuietGgml() {
+        ggml_log_get(&before_, &context_);
+        ggml_log_set(
+            [](ggml_log_level, const char* text, void*) {
+                std::string_view line(text);
+                while (line.ends_with('\n')) line.remove_suffix(1);
+                if (!line.empty()) log(LogLevel::kDebug, "ggml", std::string(line));
+            },
+            nullptr);
+    }
+    ~QuietGgml() { ggml_log_set(before_, context_); }
+    QuietGgml(const QuietGgml&) = delete;
+    QuietGgml& operator=(const QuietGgml&) = delete;
+
+private:
+    ggml_log_callback before_ = nullptr;
+    void* context_ = nullptr;
+};
+
 }  // namespace
 
 Status load_ggml() {
     if (has_cpu()) return {};
+    const QuietGgml quiet;
     const HiddenVariable hidden("GGML_BACKEND_PATH");
     const std::string beside = folder_of_libggml();
     if (!beside.empty()) ggml_backend_load_all_from_path(beside.c_str());

@@ -103,11 +103,12 @@ public:
     // of earlier downloads of this client too: kMismatch, "the file changed"; what was known of it
     // is forgotten then. A 200 is read only as far as the budget allows if the range starts at 0,
     // else refused: the origin is named as range-incapable. The target of a redirect is kept for
-    // the other jobs of that URL; when it answers 401/403/410, the original URL is asked again (a
-    // signed link has expired), at most attempts_max times; other 4xx end it with the first 300
-    // bytes of the server's text. A 401 or 403 names OriginSecrets::flag besides. Errors: kIo,
-    // kTimeout, kDenied, kNotFound, kMismatch, kLimit, kUnsupported (no ranges), kBusy (come back
-    // much later), kUsage (jobs), kEnvironment, kClosed (cancelled).
+    // the other jobs of that URL; when it answers 401/403/410 later, the original URL is asked
+    // again (a signed link has expired), at most attempts_max times. A link that was just given and
+    // is refused, and other 4xx, end it with the first 300 bytes of the server's text. A 401 or 403
+    // names OriginSecrets::flag besides. Errors: kIo, kTimeout, kDenied, kNotFound, kMismatch,
+    // kLimit, kUnsupported (no ranges), kBusy (come back much later), kUsage (jobs), kEnvironment,
+    // kClosed (cancelled).
     using OnData =
         std::function<Status(const RangeJob& job, uint64_t offset, std::span<const uint8_t> data)>;
     using OnDone = std::function<Status(const RangeJob& job)>;

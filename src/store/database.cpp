@@ -99,7 +99,6 @@ struct Database::Impl {
     bool is_failing = false;
     long long told_changes = 0;  // of rows, when tell() looked last
     bool is_linked = false;      // the log is tied to the file
-    bool is_renamed = false;     // a checkpoint has begun with a new id and was held up
 
     // Runs something of SOCI; its exceptions become errors.
     Status guard(const std::function<Status()>& work) {
@@ -183,10 +182,9 @@ struct Database::Impl {
     // Writes the log back and empties it, if nobody is in the way: false. The file's header is then
     // one that it never had before, nor has any copy of before.
     bool checkpoint() {
-        if (is_linked && !is_renamed) {
+        if (is_linked) {
             const auto id = static_cast<int32_t>(std::random_device{}() | 1U);
             if (!set_id(id)) return false;
-            is_renamed = true;
         }
         int busy = 1, pages = 0, done = 0;
         const Status ok = guard([&]() -> Status {
@@ -194,9 +192,10 @@ struct Database::Impl {
                 soci::into(done);
             return {};
         });
-        if (!ok || busy != 0) return false;
-        is_linked = is_renamed = false;
-        return true;
+        // Also when it was held up: once all is in the file, SQLite may begin the log anew without
+        // a word, and the transaction that it begins with must name the file as it is then.
+        is_linked = false;
+        return ok && busy == 0;
     }
 
     // Since it was opened, what was rolled back included.

@@ -20,6 +20,7 @@ using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
 constexpr uint64_t kCacheSpare = 16'000'000;
+constexpr AgentTime kSayAgain = std::chrono::minutes(1);
 
 AgentTime now() {
     return duration_cast<AgentTime>(boot_time());
@@ -130,6 +131,7 @@ Status Agent::run() {
         if (const auto* ended = std::get_if<event::WorkerEnded>(&event)) {
             serving_->thread.join();
             serving_.reset();
+            has_serving_failed_ = !ended->status;
             if (!ended->status) failure.emplace(AgentStep::kServe, ended->status.error());
         }
         const auto actions = rules_.on_event(event, now());
@@ -191,7 +193,7 @@ void Agent::say(const std::string& line) {
     log(LogLevel::kInfo, "worker", line);
 }
 
-// The same failure again and again is one line.
+// The same failure again and again is one line a minute.
 void Agent::say_failure(AgentStep step, const Error& error) {
     if (error.code == Errc::kClosed) return;
     if (step == AgentStep::kRenew && error.code == Errc::kNotFound) return;  // a new node
@@ -204,8 +206,10 @@ void Agent::say_failure(AgentStep step, const Error& error) {
         (error.code == Errc::kIo || error.code == Errc::kTimeout || (is_full && !is_our_disk)))
         line += "; trying again from time to time";
     log(LogLevel::kDebug, "worker", line);
-    if (line == said_) return;
+    const AgentTime at = now();
+    if (line == said_ && at - said_at_ < kSayAgain) return;
     said_ = line;
+    said_at_ = at;
     say(line);
 }
 
@@ -318,9 +322,10 @@ void Agent::count_slab(const moe::SliceSlab& slab) {
 
 void Agent::begin_serving() {
     KVASIR_CHECK(serving_ == nullptr);
+    serving_ = std::make_unique<Serving>();
+    serving_->is_next_try = has_serving_failed_ && served_path_ == whole_path_;
     served_path_ = whole_path_;
     cache_.touch(served_path_);
-    serving_ = std::make_unique<Serving>();
     serving_->path = served_path_;
     serving_->info = info_;
     serving_->thread = std::thread([this, &serving = *serving_] {
@@ -354,8 +359,12 @@ Status Agent::serve(Serving& serving) {
     if (throttle_) options.before_answer = [this] { throttle_->pause(); };
     auto worker = Worker::make(**holding, options);
     if (!worker) return tl::unexpected(worker.error());
-    say("serving " + std::to_string((*holding)->experts()) + " experts (" +
-        format_bytes(static_cast<double>((*holding)->bytes())) + ") of " + serving.info.model_name);
+    // After a failure the reason stays the last word, until the worker says that it is attached.
+    if (!serving.is_next_try) {
+        say("serving " + std::to_string((*holding)->experts()) + " experts (" +
+            format_bytes(static_cast<double>((*holding)->bytes())) + ") of " +
+            serving.info.model_name);
+    }
     (void)give_back_code_pages();
     {
         const std::lock_guard lock(mu_);

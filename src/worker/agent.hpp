@@ -128,7 +128,9 @@ private:
     std::string whole_path_;   // of the last one that ended well
     std::string served_path_;  // of what is served
     std::unique_ptr<Serving> serving_;
-    std::string said_;
+    std::string said_;  // of failures
+    AgentTime said_at_{0};
+    bool has_serving_failed_ = false;
 
     // The serving thread's, one after the other.
     std::shared_ptr<access::Route> route_;

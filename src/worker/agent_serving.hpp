@@ -14,6 +14,7 @@ struct Agent::Serving {
     // Constant once the thread runs.
     std::string path;
     MarketInfo info;
+    bool is_next_try = false;  // the last one with this slice failed
     std::thread thread;        // agent's thread
     Worker* worker = nullptr;  // Guarded by Agent::mu_
     bool is_stopping = false;  // Guarded by Agent::mu_

@@ -13,6 +13,7 @@ namespace kvasir::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::vector<std::string> kPrompt = {"-p", "Once upon a time", "-n", "64"};
 
@@ -28,6 +29,7 @@ void expect_refused(const std::string& what, const Program& worker, int exit_cod
     EXPECT_EQ(ended.exit_code, exit_code) << ended.err;
     EXPECT_THAT(ended.err, HasSubstr(says));
     EXPECT_THAT(ended.err, HasSubstr("kvasir: "));
+    EXPECT_THAT(ended.err, Not(HasSubstr("load_backend"))) << "for the log";
     std::printf("%s: exit %d: %s\n", what.c_str(), ended.exit_code,
                 ended.err.substr(std::min(ended.err.rfind("kvasir: "), ended.err.size())).c_str());
 }
@@ -183,7 +185,17 @@ TEST(Refused, ARelayElsewhereHasACertificateOfItsOwn) {
                                        {.budget = "12M", .more = {"--ca", certificate}});
     const std::vector<std::string> prompt = {"--prompt-tokens", "1,2,3",           "-n", "2",
                                              "--ignore-eos",    "--wait-coverage", "1%"};
-    // Nobody vouches for the relay here.
+    // Nobody vouches for the relay here. What a worker says last is why it serves nobody.
+    {
+        Program kept_out =
+            join_worker(market.url(), market.worker_invite(), "out", scratch.path("out"),
+                        {.budget = "6M", .more = {"--log-level", "debug"}});
+        EXPECT_TRUE(kept_out.wait_for("the certificate is not accepted", 5)) << kept_out.err();
+        const std::string all = kept_out.err() + kept_out.out();
+        const size_t first = all.find("worker: serving ");
+        EXPECT_NE(first, std::string::npos) << all;
+        EXPECT_EQ(all.find("worker: serving ", first + 1), std::string::npos) << all;
+    }
     Program alone = join_backbone(demo_model(), market.url(), market.backbone_invite(),
                                   scratch.path("backbone"), prompt);
     EXPECT_TRUE(alone.wait_for("certificate")) << alone.err();
