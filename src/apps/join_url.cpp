@@ -4,13 +4,17 @@
 
 namespace kvasir::apps {
 
+bool is_any_address(std::string_view host) {
+    return host.empty() || host == "0.0.0.0" || host == "::";
+}
+
 JoinUrl join_url(const net::Endpoint& listen, uint16_t port, std::string_view scheme,
                  const net::OwnAddresses& own, std::string_view flag) {
     const std::string start = std::string(scheme) + "://";
     const std::string end = ":" + std::to_string(port);
     const std::string named = std::string(flag) + " " + start + "NAME:PORT";
     std::optional<std::string> host = listen.host;
-    const bool any = listen.host.empty() || listen.host == "0.0.0.0" || listen.host == "::";
+    const bool any = is_any_address(listen.host);
     if (any) host = listen.host == "::" ? own.v6 : own.v4;
     if (listen.host.empty() && !host) host = own.v6;  // ":PORT" listens on both kinds
     if (!host) {

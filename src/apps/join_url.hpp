@@ -12,6 +12,9 @@
 
 namespace kvasir::apps {
 
+// "0.0.0.0", "::" or nothing.
+bool is_any_address(std::string_view host);
+
 struct JoinUrl {
     std::string url;
     std::string hint;  // for a person, who reads it before the URL, if the address is a guess

@@ -29,6 +29,7 @@ namespace {
 struct RelayFlags {
     std::string listen;
     std::string tls_cert, tls_key, dev_tls;
+    std::vector<std::string> dev_names;
     std::string market_key;
     std::string market_url, market_pin, ca_file;
     uint32_t revoked_every_s = 10;
@@ -60,8 +61,13 @@ Result<crypto::PublicKey> read_market_key(const std::string& text) {
                                      key.error().detail);
 }
 
-Result<std::shared_ptr<const net::TlsServer>> load_tls(const RelayFlags& flags) {
-    if (!flags.dev_tls.empty()) return net::TlsServer::self_signed(flags.dev_tls);
+Result<std::shared_ptr<const net::TlsServer>> load_tls(const RelayFlags& flags,
+                                                       const net::Endpoint& listen) {
+    if (!flags.dev_tls.empty()) {
+        std::vector<std::string> hosts = flags.dev_names;
+        if (!is_any_address(listen.host)) hosts.push_back(listen.host);
+        return net::TlsServer::self_signed(flags.dev_tls, hosts);
+    }
     if (flags.tls_cert.empty()) return std::shared_ptr<const net::TlsServer>();
     return net::TlsServer::load(flags.tls_cert, flags.tls_key);
 }
@@ -91,7 +97,7 @@ Result<std::unique_ptr<RevocationPoll>> make_poll(const RelayFlags& flags,
     return RevocationPoll::make(std::move(options));
 }
 
-Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
+Result<relay::RelayOptions> make_options(const RelayFlags& flags, const net::Endpoint& listen) {
     if (flags.market_key.empty() == !flags.open) {
         return fail(Errc::kUsage,
                     "give --market-key (who may attach is said by that market's tokens), or --open "
@@ -114,7 +120,7 @@ Result<relay::RelayOptions> make_options(const RelayFlags& flags) {
         if (!key) return tl::unexpected(key.error());
         options.gate.market = *key;
     }
-    auto tls = load_tls(flags);
+    auto tls = load_tls(flags, listen);
     if (!tls) return tl::unexpected(tls.error());
     options.tls = std::move(*tls);
     auto& rules = options.switchboard;
@@ -145,10 +151,10 @@ Status serve(const RelayFlags& flags) {
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of the threads to come, too
-    auto options = make_options(flags);
-    if (!options) return tl::unexpected(options.error());
     const auto listen = net::parse_listen(flags.listen);
     if (!listen) return tl::unexpected(listen.error());
+    auto options = make_options(flags, *listen);
+    if (!options) return tl::unexpected(options.error());
     const auto tls = options->tls;
     auto made = make_poll(flags, options->gate.market);
     if (!made) return tl::unexpected(made.error());
@@ -195,11 +201,15 @@ void add_relay(CLI::App& app, int& exit_code) {
     auto* key = command->add_option("--tls-key", flags->tls_key, "its key (PEM)");
     cert->needs(key);
     key->needs(cert);
+    auto* dev = command->add_option("--dev-tls", flags->dev_tls,
+                                    "make a self-signed certificate in this folder; clients need "
+                                    "--ca FOLDER/dev-cert.pem");
+    dev->excludes(cert);
     command
-        ->add_option("--dev-tls", flags->dev_tls,
-                     "make a self-signed certificate in this folder; clients need --ca "
-                     "FOLDER/dev-cert.pem")
-        ->excludes(cert);
+        ->add_option("--dev-name", flags->dev_names,
+                     "a name or address that --dev-tls' certificate is for, besides this machine's "
+                     "own; may be repeated")
+        ->needs(dev);
     auto* market = command->add_option("--market-key", flags->market_key,
                                        "public key of the market whose tokens count: hex or file");
     command->add_flag("--open", flags->open, "anybody may attach, without a token")

@@ -34,7 +34,21 @@ bool is_self_signed(const ServerFlags& flags) {
     return !has_cert(flags) && !flags.plain;
 }
 
+// What a certificate of ours must name.
+std::vector<std::string> hosts_of(const ServerFlags& flags, const net::Endpoint& listen) {
+    std::vector<std::string> hosts;
+    if (!is_any_address(listen.host)) hosts.push_back(listen.host);
+    const auto named = worker::parse_market_url(flags.public_url);
+    if (!flags.public_url.empty() && named && named->tls) {
+        // "https://HOST:PORT" as the address of a relay, which is parsed into its parts.
+        if (const auto url = net::parse_url("wss" + named->base.substr(5)))
+            hosts.push_back(url->host);
+    }
+    return hosts;
+}
+
 Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
+                                                       const net::Endpoint& listen,
                                                        const std::string& state) {
     const bool files = has_cert(flags);
     const int ways = int{files} + int{flags.dev_tls} + int{flags.plain};
@@ -48,7 +62,7 @@ Result<std::shared_ptr<const net::TlsServer>> make_tls(const ServerFlags& flags,
             "kvasir: no certificate given (--tls-cert with --tls-key): the port has a self-signed "
             "one, and invite codes carry its hash (--dev-tls says so without this line)\n");
     }
-    return net::TlsServer::self_signed(state);
+    return net::TlsServer::self_signed(state, hosts_of(flags, listen));
 }
 
 net::HttpLimits http_limits(const ServerFlags& flags) {
@@ -163,7 +177,7 @@ Result<std::unique_ptr<Servers>> Servers::start(const ServerFlags& flags, bool l
     if (!listen) return tl::unexpected(listen.error());
     auto state = make_state_dir(flags.state_dir);
     if (!state) return tl::unexpected(state.error());
-    auto tls = make_tls(flags, *state);
+    auto tls = make_tls(flags, *listen, *state);
     if (!tls) return tl::unexpected(tls.error());
 
     std::unique_ptr<Servers> servers(new Servers);

@@ -1,6 +1,8 @@
 #include "net/self_signed.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <openssl/bio.h>
 #include <openssl/bn.h>
 #include <openssl/ec.h>
@@ -24,6 +26,7 @@
 #include "base/log.hpp"
 #include "net/message_stream.hpp"
 #include "net/openssl_owner.hpp"
+#include "net/own_address.hpp"
 #include "net/tls_error.hpp"
 
 namespace kvasir::net {
@@ -131,6 +134,18 @@ bool is_host_name(std::string_view name) {
                "0123456789.-") == std::string_view::npos;
 }
 
+bool is_address(const std::string& host) {
+    std::array<unsigned char, sizeof(in6_addr)> bytes;
+    return ::inet_pton(AF_INET, host.c_str(), bytes.data()) == 1 ||
+           ::inet_pton(AF_INET6, host.c_str(), bytes.data()) == 1;
+}
+
+// As subjectAltName has it; empty: neither name nor address.
+std::string alt_name(const std::string& host) {
+    if (is_address(host)) return ",IP:" + host;
+    return is_host_name(host) ? ",DNS:" + host : std::string();
+}
+
 std::string own_names() {
     std::string names = "DNS:localhost,IP:127.0.0.1,IP:::1";
     std::array<char, 256> host = {};
@@ -170,15 +185,24 @@ bool fill_certificate(X509* certificate, EVP_PKEY* key, const CertificateRecipe&
            X509_sign(certificate, key, EVP_sha256()) > 0;
 }
 
-// Is there a certificate for `key` that is good for a while?
-bool still_good(const std::string& path, const EVP_PKEY* key) {
+bool names_host(X509* certificate, const std::string& host) {
+    if (is_address(host)) return X509_check_ip_asc(certificate, host.c_str(), 0) == 1;
+    return !is_host_name(host) ||
+           X509_check_host(certificate, host.c_str(), host.size(), 0, nullptr) == 1;
+}
+
+// Is there a certificate for `key` and `hosts` that is good for a while?
+bool still_good(const std::string& path, const EVP_PKEY* key,
+                const std::vector<std::string>& hosts) {
     const Bio bio(BIO_new_file(path.c_str(), "rb"));
     const Certificate certificate(bio ? PEM_read_bio_X509(bio.get(), nullptr, no_password, nullptr)
                                       : nullptr);
     time_t renew = ::time(nullptr) + kRenewDays * kSecondsPerDay;
-    const bool good = certificate &&
-                      X509_cmp_time(X509_get0_notAfter(certificate.get()), &renew) > 0 &&
-                      EVP_PKEY_eq(X509_get0_pubkey(certificate.get()), key) == 1;
+    const bool good =
+        certificate && X509_cmp_time(X509_get0_notAfter(certificate.get()), &renew) > 0 &&
+        EVP_PKEY_eq(X509_get0_pubkey(certificate.get()), key) == 1 &&
+        std::ranges::all_of(
+            hosts, [&](const std::string& host) { return names_host(certificate.get(), host); });
     ERR_clear_error();
     return good;
 }
@@ -208,15 +232,22 @@ Status write_certificate(const CertificateFiles& files, const CertificateRecipe&
     return write_for_key(files.certificate_path, key->get(), recipe);
 }
 
-Result<CertificateFiles> ensure_self_signed(const std::string& folder) {
+Result<CertificateFiles> ensure_self_signed(const std::string& folder,
+                                            const std::vector<std::string>& hosts) {
     std::error_code ec;
     std::filesystem::create_directories(folder, ec);
     if (ec) return file_error(folder, ec.value());
     CertificateFiles files{folder + "/dev-cert.pem", folder + "/dev-key.pem"};
     auto key = ensure_key(files.key_path);
     if (!key) return tl::unexpected(std::move(key.error()));
-    if (!still_good(files.certificate_path, key->get())) {
-        auto status = write_for_key(files.certificate_path, key->get(), {});
+    if (!still_good(files.certificate_path, key->get(), hosts)) {
+        CertificateRecipe recipe;
+        recipe.names = own_names();
+        const OwnAddresses own = own_addresses();
+        if (own.v4) recipe.names += alt_name(*own.v4);
+        if (own.v6) recipe.names += alt_name(*own.v6);
+        for (const std::string& host : hosts) recipe.names += alt_name(host);
+        auto status = write_for_key(files.certificate_path, key->get(), recipe);
         if (!status) return tl::unexpected(std::move(status.error()));
     }
     return files;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/result.hpp"
 
@@ -22,9 +23,12 @@ struct CertificateRecipe {
     int valid_days_to = 825;
 };
 
-// dev-cert.pem and dev-key.pem (mode 0600) in `folder`, which is made if it does not exist. Errors:
-// kEnvironment (folder not writable), kBadInput (a key is there that is none).
-Result<CertificateFiles> ensure_self_signed(const std::string& folder);
+// dev-cert.pem and dev-key.pem (mode 0600) in `folder`, which is made if it does not exist. The
+// certificate names all of `hosts` that are names or addresses; this machine's own addresses only
+// since it was made, so that copies of it stay good when they change. Errors: kEnvironment (folder
+// not writable), kBadInput (a key is there that is none).
+Result<CertificateFiles> ensure_self_signed(const std::string& folder,
+                                            const std::vector<std::string>& hosts);
 
 // Writes a certificate by `recipe` for the key of `files`, making the key if there is none.
 Status write_certificate(const CertificateFiles& files, const CertificateRecipe& recipe);

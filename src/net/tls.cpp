@@ -212,8 +212,9 @@ Result<std::shared_ptr<const TlsServer>> TlsServer::load(const std::string& cert
     return std::make_shared<const TlsServerImpl>(std::move(*context), *pin);
 }
 
-Result<std::shared_ptr<const TlsServer>> TlsServer::self_signed(const std::string& folder) {
-    auto files = ensure_self_signed(folder);
+Result<std::shared_ptr<const TlsServer>> TlsServer::self_signed(
+    const std::string& folder, const std::vector<std::string>& hosts) {
+    auto files = ensure_self_signed(folder, hosts);
     if (!files) return tl::unexpected(std::move(files.error()));
     return load(files->certificate_path, files->key_path);
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/ids.hpp"
 #include "base/result.hpp"
@@ -24,8 +25,11 @@ public:
     static Result<std::shared_ptr<const TlsServer>> load(const std::string& certificate_path,
                                                          const std::string& key_path);
     // A self-signed certificate in `folder` (dev-cert.pem, dev-key.pem with mode 0600), made when
-    // it is not there or expires within 30 days; the key is kept, and with it the pin.
-    static Result<std::shared_ptr<const TlsServer>> self_signed(const std::string& folder);
+    // it is not there, expires within 30 days or does not name one of `hosts` (names or addresses;
+    // what is neither is passed over). It also names this machine's own. The key is kept, and with
+    // it the pin.
+    static Result<std::shared_ptr<const TlsServer>> self_signed(
+        const std::string& folder, const std::vector<std::string>& hosts = {});
     virtual ~TlsServer() = default;
     virtual ssl_ctx_st* context() const = 0;  // net only
     // SHA-256 of the certificate's SubjectPublicKeyInfo: what a client may pin.

@@ -119,6 +119,53 @@ TEST(Tls, SelfSignedIsMadeOnceAndItsKeyStays) {
     EXPECT_EQ(TlsServer::self_signed(inner).error().code, Errc::kBadInput);
 }
 
+// Whether a client of that trust takes the server for `host`.
+bool handshake(const TlsServer& server, const TlsClient& client, const std::string& host) {
+    auto fds = testing::socket_pair();
+    auto dialed =
+        Transport::make_tls(std::move(fds.first), client.context(), Side::kClient, host).value();
+    auto taken =
+        Transport::make_tls(std::move(fds.second), server.context(), Side::kServer).value();
+    for (bool is_done = false; !is_done;) {
+        const auto left = dialed.handshake();
+        const auto right = taken.handshake();
+        if (!left || !right) return false;
+        is_done = *left && *right;
+    }
+    return true;
+}
+
+TEST(Tls, SelfSignedNamesWhereItIsReached) {
+    const TestFolder folder;
+    const std::vector<std::string> hosts = {"relay.example", "192.0.2.7", "2001:db8::7", "no name,",
+                                            "fe80::1%eth0"};
+    const auto first = TlsServer::self_signed(folder.path());
+    ASSERT_TRUE(first) << first.error().detail;
+    const auto certificate = [&folder] {
+        std::ifstream file(folder.path() + "/dev-cert.pem");
+        return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const auto is_trusted_as = [&](const std::shared_ptr<const TlsServer>& server,
+                                   const std::string& host) {
+        ClientTrust trust;
+        trust.ca_file = folder.path() + "/dev-cert.pem";
+        const auto client = TlsClient::make(trust).value();
+        return handshake(*server, *client, host);
+    };
+    EXPECT_TRUE(is_trusted_as(*first, "localhost"));
+    for (size_t i = 0; i < 3; ++i) EXPECT_FALSE(is_trusted_as(*first, hosts[i])) << hosts[i];
+    const auto named = TlsServer::self_signed(folder.path(), hosts);
+    ASSERT_TRUE(named) << named.error().detail;
+    EXPECT_EQ((*named)->pin(), (*first)->pin());
+    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(is_trusted_as(*named, hosts[i])) << hosts[i];
+    EXPECT_TRUE(is_trusted_as(*named, "localhost"));
+    EXPECT_FALSE(is_trusted_as(*named, "other.example"));
+    const std::string kept = certificate();
+    ASSERT_TRUE(TlsServer::self_signed(folder.path(), hosts));
+    ASSERT_TRUE(TlsServer::self_signed(folder.path(), {"relay.example"}));
+    EXPECT_EQ(certificate(), kept) << "it named them already";
+}
+
 TEST(Tls, FilesThatDoNotServeAreNamed) {
     const TestFolder folder;
     const CertificateFiles good{folder.path() + "/c.pem", folder.path() + "/k.pem"};
