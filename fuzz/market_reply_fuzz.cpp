@@ -159,7 +159,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             break;
         }
         case 'l': {
-            const auto reply = market.lease(1 << 20, {}, 1);
+            const auto reply = market.lease(1 << 20, {}, {}, 1);
             if (is_good(reply)) check_leases(*reply);
             break;
         }
