@@ -91,7 +91,7 @@ Result<std::unique_ptr<Market>> Market::open_over(MarketOptions options,
     if (*is_other_key) {
         log(LogLevel::kWarn, "market",
             "the database was made under another key than that in " + printable(options.key_path) +
-                ": tokens and invites of before are void, and nodes need new invites");
+                ": tokens and invites of before are void, and workers need new invites");
     }
     impl->registry = std::make_unique<Registry>(*impl->storage, impl->key, impl->files->model_id(),
                                                 options.token_life, options.clocks);

@@ -92,6 +92,17 @@ protected:
         return read_answer(peer);
     }
 
+    // Three that had their answer, the longest idle first.
+    std::vector<RawPeer> idle_peers() const {
+        std::vector<RawPeer> peers;
+        for (int i = 0; i < 3; ++i) {
+            peers.push_back(connect());
+            peers.back().write("GET / HTTP/1.1\r\n\r\n");
+            EXPECT_EQ(read_answer(peers.back()).status, 200);
+        }
+        return peers;
+    }
+
     std::mutex mu_;
     std::optional<MessageStream> stream_;  // guarded by mu_
     std::unique_ptr<Listener> listener_;
@@ -417,12 +428,7 @@ TEST_P(HttpServer, TheConnectionThatIsIdleTheLongestGivesItsPlace) {
         HttpLimits limits;
         (in_all ? limits.connections_max : limits.connections_per_address_max) = 3;
         listen(keeper.handler(), limits);
-        std::vector<RawPeer> peers;
-        for (int i = 0; i < 3; ++i) {
-            peers.push_back(connect());
-            peers.back().write("GET / HTTP/1.1\r\n\r\n");
-            EXPECT_EQ(read_answer(peers.back()).status, 200);
-        }
+        std::vector<RawPeer> peers = idle_peers();
         peers[0].write("GET /keep HTTP/1.1\r\n\r\n");  // the oldest has work, and is spared
         ASSERT_TRUE(eventually([&] { return keeper.count() == 1; }));
         RawPeer next = connect();
@@ -460,12 +466,7 @@ private:
 TEST_P(HttpServer, WithoutDescriptorsWhoIsIdleTheLongestGivesItsOwn) {
     Keeper keeper;
     listen(keeper.handler());
-    std::vector<RawPeer> peers;
-    for (int i = 0; i < 3; ++i) {
-        peers.push_back(connect());
-        peers.back().write("GET / HTTP/1.1\r\n\r\n");
-        EXPECT_EQ(read_answer(peers.back()).status, 200);
-    }
+    std::vector<RawPeer> peers = idle_peers();
     peers[0].write("GET /keep HTTP/1.1\r\n\r\n");  // the oldest has work, and is spared
     ASSERT_TRUE(eventually([&] { return keeper.count() == 1; }));
     {
